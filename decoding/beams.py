@@ -1,0 +1,239 @@
+"""The beam step: the one place where beams are chosen, and the bookkeeping of finished hypotheses.
+
+Follows transformers 5.24's ``_beam_search`` rule by rule (and ``_sample`` where ``num_beams`` is 1); the draft, the
+verification and the reference all call it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from . import noise as noise_lib
+from .errors import NumericalError
+
+
+@dataclass(frozen=True)
+class Beams:
+    """Beams of one prompt at one layer, best first. L beams of equal length.
+
+    Attributes:
+        scores_L: float32 (L,), accumulated (processed) log-probabilities.
+        nodes_L: int64 (L,), their nodes in the forest.
+        paths_L: int64 (L,), path hashes (`noise`).
+        sequences_LT: int64 (L, T), token ids, prompt with its padding included, as logits processors expect.
+    """
+
+    scores_L: torch.Tensor
+    nodes_L: torch.Tensor
+    paths_L: torch.Tensor
+    sequences_LT: torch.Tensor
+
+    def __len__(self) -> int:
+        return int(self.scores_L.shape[0])
+
+    def advance(
+        self, parents_K: torch.Tensor, tokens_K: torch.Tensor, scores_K: torch.Tensor, nodes_K: torch.Tensor
+    ) -> Beams:
+        """The beams after K of their continuations were chosen.
+
+        Args:
+            parents_K: int64 (K,), index of the beam that each continuation extends.
+            tokens_K: int64 (K,), its token.
+            scores_K: float32 (K,), its accumulated score.
+            nodes_K: int64 (K,), its node in the forest.
+        """
+        return Beams(
+            scores_L=scores_K,
+            nodes_L=nodes_K,
+            paths_L=noise_lib.extend_path(self.paths_L[parents_K], tokens_K),
+            sequences_LT=torch.cat([self.sequences_LT[parents_K], tokens_K.unsqueeze(1)], dim=1),
+        )
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Continuations in some order. K candidates.
+
+    Attributes:
+        scores_K: float32 (K,), accumulated scores.
+        ranks_K: float32 (K,), what they were chosen by: score plus noise, or the score itself without noise.
+        parents_K: int64 (K,), index of the extended beam.
+        tokens_K: int64 (K,), token ids of the target's vocabulary.
+    """
+
+    scores_K: torch.Tensor
+    ranks_K: torch.Tensor
+    parents_K: torch.Tensor
+    tokens_K: torch.Tensor
+
+    def __len__(self) -> int:
+        return int(self.scores_K.shape[0])
+
+    def pick(self, index: torch.Tensor) -> Candidates:
+        """The candidates at ``index``, int64 (J,), in that order."""
+        return Candidates(self.scores_K[index], self.ranks_K[index], self.parents_K[index], self.tokens_K[index])
+
+
+def candidates_to_keep(width: int, num_beams: int, n_eos: int) -> int:
+    """How many candidates one beam step considers: transformers' ``beams_to_keep``, or 1 where no beams were asked for."""
+    return 1 if num_beams == 1 else max(2, 1 + n_eos) * width
+
+
+def top_candidates(
+    scores_L: torch.Tensor,
+    log_probs_LV: torch.Tensor,
+    noise_LV: torch.Tensor | None,
+    count: int,
+    token_ids_V: torch.Tensor | None = None,
+) -> Candidates:
+    """The ``count`` best continuations over (beam x vocabulary), in the order in which they are drawn.
+
+    With noise this is Gumbel-top-k: an ordered draw without replacement from the softmax of the accumulated scores
+    (Kool et al. 2019), the law of transformers' ``multinomial`` over the same softmax. Without noise it is plain top-k.
+
+    Args:
+        scores_L: float32 (L,), accumulated scores of the beams.
+        log_probs_LV: float32 (L, V), processed log-probabilities; -inf excludes a token.
+        noise_LV: float32 (L, V) Gumbel noise, or None for a greedy step.
+        count: candidates wanted; fewer come back where the vocabulary is smaller.
+        token_ids_V: int64 (V,), the target's token id of each column; None where they are the same.
+
+    Returns:
+        Candidates in decreasing rank. Excluded continuations (-inf) come last and are not filtered.
+    """
+    vocab = log_probs_LV.shape[1]
+    accumulated = (log_probs_LV + scores_L.unsqueeze(1)).view(-1)
+    ranks = accumulated if noise_LV is None else accumulated + noise_LV.reshape(-1)
+    top = torch.topk(ranks, min(count, ranks.shape[0]))
+    parents = top.indices.div(vocab, rounding_mode="floor")
+    columns = top.indices - parents * vocab
+    tokens = columns if token_ids_V is None else token_ids_V[columns]
+    scores = top.values if noise_LV is None else accumulated[top.indices]
+    return Candidates(scores, top.values, parents, tokens)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Outcome of one beam step.
+
+    Attributes:
+        drawn: the finite candidates considered, in the order in which they were drawn.
+        live: the (at most ``width``) unfinished ones that live on, best score first.
+        finished: those that end here and stand inside the first ``width`` by score, best first.
+        exhausted: every candidate met a stopping criterion: the search cannot continue.
+    """
+
+    drawn: Candidates
+    live: Candidates
+    finished: Candidates
+    exhausted: bool
+
+
+def beam_step(
+    scores_L: torch.Tensor,
+    log_probs_LV: torch.Tensor,
+    noise_LV: torch.Tensor | None,
+    width: int,
+    keep: int,
+    stops: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> Selection:
+    """Choose the next beams (design §2; transformers' ``_beam_search``, steps c to e).
+
+    Args:
+        scores_L: float32 (L,), accumulated scores of the live beams.
+        log_probs_LV: float32 (L, V), their processed log-probabilities.
+        noise_LV: float32 (L, V) Gumbel noise to sample, or None to search greedily.
+        width: beams to keep.
+        keep: candidates to consider, `candidates_to_keep`.
+        stops: maps (parents (K,), tokens (K,)) to bool (K,): the continuation meets a stopping criterion (EOS included).
+
+    Returns:
+        The selection. Continuations that the processors excluded (-inf) are dropped: they can never be returned.
+
+    Raises:
+        NumericalError: a score is NaN.
+    """
+    drawn = top_candidates(scores_L, log_probs_LV, noise_LV, keep)
+    scores = drawn.scores_K.tolist()
+    if any(score != score for score in scores):
+        raise NumericalError(
+            "The model returned NaN logits: check its weights and dtype (float16 overflows easily; try bfloat16)"
+        )
+    finite = [index for index, score in enumerate(scores) if score > float("-inf")]
+    if len(finite) < len(scores):
+        drawn = drawn.pick(torch.tensor(finite, dtype=torch.int64, device=scores_L.device))
+    ordered = drawn if noise_LV is None else drawn.pick(drawn.scores_K.sort(descending=True).indices)
+    stopped = stops(ordered.parents_K, ordered.tokens_K).tolist()
+    going = [index for index, hit in enumerate(stopped) if not hit][:width]
+    ending = [index for index, hit in enumerate(stopped[:width]) if hit]
+    index = torch.tensor(going + ending, dtype=torch.int64, device=scores_L.device)
+    return Selection(
+        drawn=drawn,
+        live=ordered.pick(index[: len(going)]),
+        finished=ordered.pick(index[len(going) :]),
+        exhausted=not going,
+    )
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A finished beam: its tokens (T,) with the prompt, and its score after the length penalty."""
+
+    sequence_T: torch.Tensor
+    score: float
+
+
+@dataclass
+class FinishedBeams:
+    """The best finished hypotheses of one prompt and the rule that ends the search (transformers' steps f and g).
+
+    Attributes:
+        num_beams: hypotheses kept.
+        length_penalty: exponent of the generated length that divides a score.
+        early_stopping: True, False or ``"never"``, as in transformers.
+        max_new_tokens: longest continuation possible; used by ``"never"``.
+        hypotheses: the best so far, best first.
+        done: the search of this prompt has ended.
+    """
+
+    num_beams: int
+    length_penalty: float
+    early_stopping: bool | str
+    max_new_tokens: int
+    hypotheses: list[Hypothesis] = field(default_factory=list)
+    done: bool = False
+
+    def update(self, beams: Beams, selection: Selection, generated: int) -> None:
+        """Take in one selection.
+
+        Args:
+            beams: the beams that were extended.
+            selection: what the beam step chose.
+            generated: tokens generated per beam, this layer's included.
+        """
+        finished = selection.finished
+        if len(finished) and not (self.early_stopping is True and self._full):
+            penalised = (finished.scores_K / (generated**self.length_penalty)).tolist()
+            for index, score in enumerate(penalised):
+                prefix = beams.sequences_LT[finished.parents_K[index]]
+                self.hypotheses.append(Hypothesis(torch.cat([prefix, finished.tokens_K[index : index + 1]]), score))
+            self.hypotheses.sort(key=lambda hypothesis: -hypothesis.score)  # stable: earlier ones win ties
+            del self.hypotheses[self.num_beams :]
+        self.done = selection.exhausted or not self._can_improve(selection.live, generated)
+
+    @property
+    def _full(self) -> bool:
+        return len(self.hypotheses) >= self.num_beams
+
+    def _can_improve(self, live: Candidates, generated: int) -> bool:
+        if not self._full:
+            return True
+        if self.early_stopping is True:
+            return False
+        never = self.early_stopping == "never" and self.length_penalty > 0.0
+        length = self.max_new_tokens if never else generated
+        best = float(live.scores_K[0] / (length**self.length_penalty))
+        return best > self.hypotheses[-1].score

@@ -1,0 +1,159 @@
+"""The forest of one prompt: which node extends which, and which slots each node may attend to.
+
+Slots ``0 .. num_trunk - 1`` hold the trunk, the tokens that all live beams share. Slot ``num_trunk + i`` belongs to node
+``i``. Parents always stand before their children, so pruning keeps the order and the shared nodes come first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """How a forest was compacted.
+
+    Attributes:
+        kept: old indices of the surviving nodes, in order; node ``kept[i]`` became ``i - joined``.
+        joined: how many of them (the first ones) joined the trunk.
+        old_trunk: trunk length before.
+    """
+
+    kept: list[int]
+    joined: int
+    old_trunk: int
+
+
+class Forest:
+    """Nodes of one prompt above its trunk, on one device.
+
+    Args:
+        trunk_T: int64 (T,), the tokens of the trunk (may be empty).
+        device: where the tensors live.
+        capacity: nodes to make room for at first; it grows when needed.
+    """
+
+    def __init__(self, trunk_T: torch.Tensor, device: torch.device, capacity: int = 64) -> None:
+        self.device = device
+        self.trunk = trunk_T.to(device)
+        self.size = 0
+        self.tokens = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self.parents = torch.full((capacity,), -1, dtype=torch.int64, device=device)  # -1: the end of the trunk
+        self.positions = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self.visible = torch.zeros(capacity, capacity, dtype=torch.bool, device=device)  # [node, ancestor or self]
+
+    @property
+    def num_trunk(self) -> int:
+        """Tokens in the trunk."""
+        return int(self.trunk.shape[0])
+
+    @property
+    def num_slots(self) -> int:
+        """KV slots in use: the trunk and every node."""
+        return self.num_trunk + self.size
+
+    def add_root(self, token: torch.Tensor) -> torch.Tensor:
+        """Add the first node, which extends the trunk itself. ``token`` is int64 (1,); returns its index, (1,)."""
+        return self._append(torch.full_like(token, -1), token, torch.full_like(token, self.num_trunk), ancestors=None)
+
+    def add(self, parents_N: torch.Tensor, tokens_N: torch.Tensor) -> torch.Tensor:
+        """Add N nodes.
+
+        Args:
+            parents_N: int64 (N,), node indices of the parents.
+            tokens_N: int64 (N,), their tokens.
+
+        Returns:
+            int64 (N,), the new nodes' indices, consecutive.
+        """
+        return self._append(parents_N, tokens_N, self.positions[parents_N] + 1, ancestors=parents_N)
+
+    def _append(
+        self, parents: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, ancestors: torch.Tensor | None
+    ) -> torch.Tensor:
+        count, start = int(tokens.shape[0]), self.size
+        self._reserve(start + count)
+        end = start + count
+        self.tokens[start:end] = tokens
+        self.parents[start:end] = parents
+        self.positions[start:end] = positions
+        if ancestors is not None:
+            self.visible[start:end] = self.visible[ancestors]
+        nodes = torch.arange(start, end, device=self.device)
+        self.visible[nodes, nodes] = True
+        self.size = end
+        return nodes
+
+    def _reserve(self, size: int) -> None:
+        capacity = self.tokens.shape[0]
+        if size <= capacity:
+            return
+        grown = max(size, 2 * capacity)
+        for name in ("tokens", "parents", "positions"):
+            old = getattr(self, name)
+            new = old.new_full((grown,), -1)
+            new[:capacity] = old
+            setattr(self, name, new)
+        visible = self.visible.new_zeros(grown, grown)
+        visible[:capacity, :capacity] = self.visible
+        self.visible = visible
+
+    def find_children(self, parents_K: torch.Tensor, tokens_K: torch.Tensor) -> torch.Tensor:
+        """Nodes that hold the given continuations.
+
+        Args:
+            parents_K: int64 (K,), parent nodes.
+            tokens_K: int64 (K,), tokens.
+
+        Returns:
+            int64 (K,), the (first) child node of each, or -1 where the forest has none.
+        """
+        if self.size == 0:
+            return torch.full_like(parents_K, -1)
+        match = (self.parents[: self.size] == parents_K.unsqueeze(1)) & (
+            self.tokens[: self.size] == tokens_K.unsqueeze(1)
+        )
+        found, node = match.max(dim=1)
+        return torch.where(found, node, -1)
+
+    def node_mask(self, nodes_N: torch.Tensor) -> torch.Tensor:
+        """What nodes may attend to: the trunk, their ancestors and themselves. Bool (N, num_slots)."""
+        mask = torch.ones(nodes_N.shape[0], self.num_slots, dtype=torch.bool, device=self.device)
+        mask[:, self.num_trunk :] = self.visible[nodes_N, : self.size]
+        return mask
+
+    def prune(self, live_L: torch.Tensor) -> Pruning:
+        """Drop every node that no live beam descends from, and move what all of them share into the trunk.
+
+        The live nodes themselves stay nodes (their KV is not computed yet).
+
+        Args:
+            live_L: int64 (L,), nodes of the live beams, at least one.
+
+        Returns:
+            What moved where; caches with the same slot layout follow it. Old node ``kept[joined + i]`` is node ``i`` now.
+        """
+        rows = self.visible[live_L, : self.size]
+        needed = rows.any(dim=0)
+        shared = rows.all(dim=0)
+        shared[live_L] = False
+        kept_tensor = needed.nonzero().squeeze(1)
+        joined = int(shared.sum())
+        pruning = Pruning(kept=kept_tensor.tolist(), joined=joined, old_trunk=self.num_trunk)
+        if joined:
+            self.trunk = torch.cat([self.trunk, self.tokens[kept_tensor[:joined]]])
+        stay = kept_tensor[joined:]
+        count = int(stay.shape[0])
+        new_index = torch.full((self.size,), -1, dtype=torch.int64, device=self.device)
+        new_index[stay] = torch.arange(count, device=self.device)
+        parents = self.parents[stay]
+        self.tokens[:count] = self.tokens[stay]
+        self.positions[:count] = self.positions[stay]
+        self.parents[:count] = torch.where(parents >= 0, new_index[parents], -1)
+        block = self.visible[stay][:, stay]
+        self.visible[: self.size, : self.size] = False
+        self.visible[:count, :count] = block
+        self.size = count
+        return pruning
