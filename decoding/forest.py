@@ -118,11 +118,24 @@ class Forest:
         found, node = match.max(dim=1)
         return torch.where(found, node, -1)
 
-    def node_mask(self, nodes_N: torch.Tensor) -> torch.Tensor:
-        """What nodes may attend to: the trunk, their ancestors and themselves. Bool (N, num_slots)."""
-        mask = torch.ones(nodes_N.shape[0], self.num_slots, dtype=torch.bool, device=self.device)
-        mask[:, self.num_trunk :] = self.visible[nodes_N, : self.size]
-        return mask
+    def slot_inputs(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What a model needs to compute the slots ``start .. end - 1``.
+
+        Returns:
+            Tokens (T,) int64, positions (T,) int64, and bool (T, num_slots): the slots each one attends to. A trunk slot
+            sees the trunk up to itself; a node sees the trunk, its ancestors and itself.
+        """
+        trunk = self.num_trunk
+        first, last = max(start - trunk, 0), max(end - trunk, 0)
+        mask = torch.ones(end - start, self.num_slots, dtype=torch.bool, device=self.device)
+        mask[end - start - (last - first) :, trunk:] = self.visible[first:last, : self.size]
+        if start >= trunk:
+            return self.tokens[first:last], self.positions[first:last], mask
+        in_trunk = torch.arange(start, min(end, trunk), device=self.device)
+        slots = torch.arange(self.num_slots, device=self.device)
+        mask[: in_trunk.shape[0]] = slots <= in_trunk.unsqueeze(1)
+        tokens = torch.cat([self.trunk[in_trunk], self.tokens[first:last]])
+        return tokens, torch.cat([in_trunk, self.positions[first:last]]), mask
 
     def prune(self, live_L: torch.Tensor) -> Pruning:
         """Drop every node that no live beam descends from, and move what all of them share into the trunk.

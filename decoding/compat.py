@@ -1,0 +1,98 @@
+"""Which models Beamwise decodes. What it cannot decode exactly it refuses, by name, before the first token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .errors import UnsupportedError
+from .forest import Forest
+from .kv_pool import CausalModel, KVPool
+
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+"""Largest relative difference that rounding explains; a mask or position that is ignored costs far more."""
+
+
+def check_model(model: CausalModel) -> None:
+    """Refuse models whose forward does not follow an explicit tree mask and positions.
+
+    Static facts of the configuration come first. Then one small forest, two branches above a trunk, is computed in one
+    forward and compared with plain forwards of its sequences.
+
+    Raises:
+        UnsupportedError: naming the model and what is not supported.
+    """
+    hf_model, config = model.model, model.model.config
+    name = type(hf_model).__name__
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedError(f"{name} is an encoder-decoder model: Beamwise decodes decoder-only models")
+    kinds = set(_layer_types(config)) - {"full_attention", "sliding_attention", "chunked_attention"}
+    if getattr(hf_model, "_is_stateful", False) or kinds:
+        raise UnsupportedError(f"{name} keeps a recurrent state ({', '.join(sorted(kinds)) or 'stateful'}): no forest")
+    if getattr(config.get_text_config(), "alibi", False):
+        raise UnsupportedError(f"{name} uses ALiBi, which reads positions from the mask: use a model with positions")
+    _compare_with_plain_forward(model, name)
+
+
+def check_length(model: CausalModel, length: int) -> None:
+    """Refuse lengths at which a windowed attention would drop tokens, since the forest's mask keeps them all.
+
+    Args:
+        model: the model.
+        length: prompt and new tokens together.
+
+    Raises:
+        UnsupportedError: the window is shorter.
+    """
+    config = model.model.config.get_text_config()
+    kinds = _layer_types(config)
+    windows = {
+        "sliding_attention": getattr(config, "sliding_window", None),
+        "chunked_attention": getattr(config, "attention_chunk_size", None),
+    }
+    sliding = getattr(config, "sliding_window", None) if not kinds and _uses_window(config) else None
+    active = [windows[kind] for kind in kinds if windows.get(kind)] + ([sliding] if sliding else [])
+    if active and length > min(active):
+        raise UnsupportedError(
+            f"{type(model.model).__name__} attends to a window of {min(active)} tokens, and prompt plus new tokens make "
+            f"{length}: stay within the window"
+        )
+
+
+def _layer_types(config: Any) -> list[str]:
+    return list(getattr(config.get_text_config(), "layer_types", None) or [])
+
+
+def _uses_window(config: Any) -> bool:
+    return bool(getattr(config, "use_sliding_window", True))
+
+
+@torch.no_grad()
+def _compare_with_plain_forward(model: CausalModel, name: str) -> None:
+    tokens = torch.arange(6, device=model.device) % model.vocab_size
+    forest = Forest(tokens[:2], model.device)
+    root = forest.add_root(tokens[2:3])
+    children = forest.add(torch.cat([root, root]), tokens[3:5])
+    forest.add(children[:1], tokens[5:6])
+    pool = KVPool(model, rows=1, capacity=8)
+    try:
+        ours = pool.forward([0], [forest], [3])[0].double()  # both children, and the first one's child
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        raise UnsupportedError(f"{name} does not take a tree mask over a KV pool: {error}") from error
+    left = torch.cat([tokens[:4], tokens[5:6]]).unsqueeze(0)
+    right = torch.cat([tokens[:3], tokens[4:5]]).unsqueeze(0)
+    plain_left = model.model(input_ids=left, use_cache=False).logits[0]
+    plain_right = model.model(input_ids=right, use_cache=False).logits[0]
+    plain = torch.stack([plain_left[3], plain_right[3], plain_left[4]]).double()
+    difference = float((ours - plain).norm() / plain.norm().clamp_min(1e-30))
+    if not difference <= _TOLERANCE.get(hf_model_dtype(model), 0.1):
+        raise UnsupportedError(
+            f"{name} gives other logits under a tree mask than token by token (relative difference {difference:.1e}): "
+            "its attention does not follow an explicit mask and positions"
+        )
+
+
+def hf_model_dtype(model: CausalModel) -> torch.dtype:
+    """dtype of the model's weights."""
+    return model.model.dtype

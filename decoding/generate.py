@@ -1,0 +1,294 @@
+"""Beamwise inside transformers: ``model.generate(..., custom_generate=SpeculativeBeams(...))``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PrefixConstrainedLogitsProcessor,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
+from transformers.generation.logits_process import (
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
+
+from .beams import Hypothesis
+from .compat import check_length
+from .config import DecodeConfig
+from .drafters import Drafter, LookupDrafter, ModelDrafter, UnionDrafter
+from .engine import BlockRecord, Engine, Request, Result
+from .errors import ConfigError, InputError, UnsupportedError
+from .rules import SearchRules
+from .stats import DecodeStats
+from .widths import FixedWidth, WidthPolicy
+
+DrafterName = Literal["auto", "model", "lookup", "union", "none"]
+
+_UNFINISHED_SCORE = -1.0e9  # transformers' score of a hypothesis that never finished
+
+
+def make_drafter(kind: DrafterName, draft_model: PreTrainedModel | None, target: PreTrainedModel) -> Drafter | None:
+    """The drafter of a name.
+
+    Args:
+        kind: ``"model"``, ``"lookup"`` (n-grams of prompt and output), ``"union"`` of both, ``"none"``, or ``"auto"``:
+            the union where there is a draft model, else the lookup.
+        draft_model: needed by ``"model"`` and ``"union"``.
+        target: the target model.
+
+    Raises:
+        ConfigError: an unknown name, or a draft model is missing.
+        ModelError: the draft's vocabulary does not fit.
+    """
+    if kind == "auto":
+        kind = "lookup" if draft_model is None else "union"
+    if kind == "none":
+        return None
+    if kind == "lookup":
+        return LookupDrafter()
+    if kind not in ("model", "union"):
+        raise ConfigError(f"Unknown drafter '{kind}': use auto, model, lookup, union or none")
+    if draft_model is None:
+        raise ConfigError(f"drafter='{kind}' needs a draft_model; without one use drafter='lookup'")
+    model = ModelDrafter(draft_model, target)
+    return model if kind == "model" else UnionDrafter(model, LookupDrafter())
+
+
+class SpeculativeBeams:
+    """Lossless speculative beam decoding as a ``custom_generate`` for ``model.generate``.
+
+    The output is that of ``generate`` with the same arguments (greedy), or a draw from the same distribution (sampling);
+    the settings here change only the speed. Scores of single steps are not kept: with ``return_dict_in_generate`` the
+    output has ``sequences`` and ``sequences_scores``, and ``scores`` is None.
+
+    Args:
+        draft_model: a small causal LM with the target's vocabulary, or None.
+        drafter: what proposes tokens (see `make_drafter`), or a `Drafter` of your own.
+        gamma: layers drafted in one block.
+        draft_width: candidates drafted at each layer (m); None takes ``num_beams`` + 4.
+        policy: a width policy that replaces ``gamma`` and ``draft_width``.
+        seed: of the noise when sampling; None draws one from torch's global generator, so ``torch.manual_seed`` works.
+        batch_size: prompts decoded at once.
+        observer: called after every block of every prompt.
+
+    Raises:
+        ConfigError: a setting out of range.
+    """
+
+    def __init__(
+        self,
+        draft_model: PreTrainedModel | None = None,
+        drafter: DrafterName | Drafter = "auto",
+        gamma: int = 4,
+        draft_width: int | None = None,
+        policy: WidthPolicy | None = None,
+        seed: int | None = None,
+        batch_size: int = 8,
+        observer: Callable[[BlockRecord], None] | None = None,
+        measure: bool = False,
+    ) -> None:
+        if batch_size < 1:
+            raise ConfigError(f"batch_size is {batch_size}: at least one prompt must be decoded at a time")
+        FixedWidth(gamma, 1 if draft_width is None else draft_width)  # validates
+        self.draft_model = draft_model
+        self.drafter = drafter
+        self.gamma = gamma
+        self.draft_width = draft_width
+        self.policy = policy
+        self.seed = seed
+        self.batch_size = batch_size
+        self.observer = observer
+        self.measure = measure
+        self.stats = DecodeStats()
+        """What the last call cost, all prompts together."""
+        self._engine: Engine | None = None
+
+    def engine(self, target: PreTrainedModel, num_beams: int) -> Engine:
+        """The engine for a target model; kept between calls."""
+        policy = self.policy or FixedWidth(self.gamma, self.draft_width or num_beams + 4)
+        if self._engine is None or self._engine.target.model is not target:
+            drafter = self.drafter
+            if isinstance(drafter, str):
+                drafter = make_drafter(drafter, self.draft_model, target)
+            self._engine = Engine(target, drafter, policy, self.batch_size, self.observer, self.measure)
+        self._engine.policy = policy
+        return self._engine
+
+    @torch.inference_mode()
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> torch.Tensor | GenerateBeamDecoderOnlyOutput | GenerateDecoderOnlyOutput:
+        """Called by ``generate`` with prepared inputs (``input_ids`` already expanded by ``num_beams``)."""
+        _refuse_unsupported(model, input_ids, logits_processor, generation_config, synced_gpus, streamer, model_kwargs)
+        num_beams = int(generation_config.num_beams or 1)
+        returned = int(generation_config.num_return_sequences or 1) if num_beams > 1 else 1
+        prompts = input_ids[::num_beams]
+        config = DecodeConfig(
+            num_beams=num_beams,
+            max_new_tokens=int(generation_config.max_length) - prompts.shape[1],
+            do_sample=bool(generation_config.do_sample),
+            length_penalty=float(generation_config.length_penalty if generation_config.length_penalty is not None else 1),
+            early_stopping=generation_config.early_stopping or False,
+            num_return_sequences=returned,
+            seed=self._next_seed(bool(generation_config.do_sample)),
+        )
+        engine = self.engine(model, num_beams)
+        check_length(engine.target, prompts.shape[1] + config.max_new_tokens)
+        padding = _count_padding(prompts, model_kwargs.get("attention_mask"), num_beams)
+        eos = getattr(generation_config, "_eos_token_tensor", None)
+        eos_ids = torch.empty(0, dtype=torch.int64) if eos is None else eos.reshape(-1)
+        requests = [
+            Request(
+                prompt_T=prompt,
+                num_padding=padding[number],
+                config=config,
+                rules=SearchRules(
+                    processors=_processors_of_row(logits_processor, number),
+                    criteria=stopping_criteria,
+                    eos_ids=eos_ids.to(model.device),
+                    single=num_beams == 1,
+                    vocab_size=engine.target.vocab_size,
+                ),
+                stream=number,
+            )
+            for number, prompt in enumerate(prompts)
+        ]
+        results: list[Result | None] = [None] * len(requests)
+        self.stats = DecodeStats()
+        for number, result in engine.decode(requests):
+            results[number] = result
+            self.stats.add(result.stats)
+        chosen = [
+            _pad_hypotheses(result.hypotheses, prompt, returned)
+            for result, prompt in zip(results, prompts, strict=True)
+            if result is not None
+        ]
+        return _pack([hypothesis for row in chosen for hypothesis in row], prompts, generation_config, eos_ids)
+
+    def _next_seed(self, do_sample: bool) -> int:
+        if self.seed is not None or not do_sample:
+            return self.seed or 0
+        return int(torch.randint(2**62, ()))
+
+
+def _processors_of_row(processors: LogitsProcessorList, number: int) -> LogitsProcessorList:
+    """Processors for one prompt's beams alone: those that count rows of the whole batch are told which prompt it is."""
+    adapted = [
+        _RowPrefixConstraint(processor, number) if isinstance(processor, PrefixConstrainedLogitsProcessor) else processor
+        for processor in processors
+    ]
+    return LogitsProcessorList(adapted)
+
+
+class _RowPrefixConstraint:
+    """`PrefixConstrainedLogitsProcessor` for however many beams of one prompt are live."""
+
+    def __init__(self, processor: PrefixConstrainedLogitsProcessor, number: int) -> None:
+        self._allowed = processor._prefix_allowed_tokens_fn
+        self._number = number
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
+        one_prompt = PrefixConstrainedLogitsProcessor(lambda _, ids: self._allowed(self._number, ids), len(input_ids))
+        return one_prompt(input_ids, scores)
+
+
+def _refuse_unsupported(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    processors: LogitsProcessorList,
+    config: GenerationConfig,
+    synced_gpus: bool,
+    streamer: Any,
+    model_kwargs: dict[str, Any],
+) -> None:
+    if model.config.is_encoder_decoder:
+        raise UnsupportedError(f"{type(model).__name__} is an encoder-decoder model: Beamwise decodes decoder-only models")
+    if input_ids.shape[1] == 0:
+        raise InputError("input_ids is empty: pass token ids (inputs_embeds alone cannot be decoded)")
+    num_beams = int(config.num_beams or 1)
+    if num_beams > 1 and int(config.num_return_sequences or 1) > num_beams:
+        raise ConfigError(
+            f"num_return_sequences is {config.num_return_sequences}: it must not exceed num_beams ({num_beams})"
+        )
+    refused = {
+        "num_beam_groups": (getattr(config, "num_beam_groups", None) or 1) > 1,
+        "constraints": bool(getattr(config, "constraints", None) or getattr(config, "force_words_ids", None)),
+        "penalty_alpha": bool(getattr(config, "penalty_alpha", None)),
+        "dola_layers": getattr(config, "dola_layers", None) is not None,
+        "low_memory": bool(getattr(config, "low_memory", None)),
+        "output_logits": bool(config.return_dict_in_generate and config.output_logits),
+        "output_attentions": bool(config.return_dict_in_generate and config.output_attentions),
+        "output_hidden_states": bool(config.return_dict_in_generate and config.output_hidden_states),
+        "synced_gpus": synced_gpus,
+        "streamer": streamer is not None,
+    }
+    known = {"attention_mask", "position_ids", "cache", "use_cache", "logits_to_keep"}
+    refused.update({key: value is not None for key, value in model_kwargs.items() if key not in known})
+    cache = model_kwargs.get("cache")
+    refused["cache (filled)"] = cache is not None and cache.get_seq_length() > 0
+    for processor in processors:
+        if isinstance(processor, (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)):
+            refused[type(processor).__name__] = True
+    named = [name for name, present in refused.items() if present]
+    if named:
+        raise UnsupportedError(
+            f"{', '.join(named)}: not supported by SpeculativeBeams; leave it out, or call generate without custom_generate"
+        )
+
+
+def _count_padding(prompts: torch.Tensor, attention_mask: torch.Tensor | None, num_beams: int) -> list[int]:
+    """Left padding of each prompt, from the (expanded) attention mask.
+
+    Raises:
+        InputError: a mask with holes, or padding on the right.
+    """
+    if attention_mask is None:
+        return [0] * prompts.shape[0]
+    mask = attention_mask[::num_beams].to(torch.int64)
+    padding = (mask.shape[1] - mask.sum(dim=1)).tolist()
+    for number, (row, count) in enumerate(zip(mask, padding, strict=True)):
+        if count and bool(row[:count].any()):
+            raise InputError(f"prompt {number}: the attention mask has zeros after ones; pad on the left")
+    return [int(count) for count in padding]
+
+
+def _pad_hypotheses(hypotheses: list[Hypothesis], prompt: torch.Tensor, count: int) -> list[Hypothesis]:
+    """The best ``count``; where the search ended with fewer, the bare prompt fills up, as in transformers."""
+    missing = count - len(hypotheses)
+    return hypotheses[:count] + [Hypothesis(prompt, _UNFINISHED_SCORE)] * max(missing, 0)
+
+
+def _pack(
+    hypotheses: list[Hypothesis], prompts: torch.Tensor, config: GenerationConfig, eos_ids: torch.Tensor
+) -> torch.Tensor | GenerateBeamDecoderOnlyOutput | GenerateDecoderOnlyOutput:
+    """Sequences padded to the longest, and transformers' output classes."""
+    pad = getattr(config, "_pad_token_tensor", None)
+    if pad is not None and (int(pad) != 0 or eos_ids.numel() == 0):
+        fill = int(pad)
+    else:  # as transformers writes it: `pad_token_id or eos_token_id[0]`
+        fill = int(eos_ids[0]) if eos_ids.numel() else -1
+    longest = max(hypothesis.sequence_T.shape[0] for hypothesis in hypotheses)
+    sequences = prompts.new_full((len(hypotheses), longest), fill)
+    for row, hypothesis in enumerate(hypotheses):
+        sequences[row, : hypothesis.sequence_T.shape[0]] = hypothesis.sequence_T
+    if not config.return_dict_in_generate:
+        return sequences
+    if int(config.num_beams or 1) == 1:
+        return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
+    scores = torch.tensor([hypothesis.score for hypothesis in hypotheses], device=sequences.device)
+    return GenerateBeamDecoderOnlyOutput(sequences=sequences, sequences_scores=scores)  # type: ignore[arg-type]

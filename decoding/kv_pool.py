@@ -1,0 +1,255 @@
+"""One KV pool for the whole forest: trunk once, then the nodes (design §4). The only file that touches cache classes.
+
+A pool row holds one prompt's forest. Its slots are laid out as `forest.Forest` numbers them: trunk, then nodes. Slots are
+always computed in order, so the state of a row is one number, how many are filled. Storage is preallocated and written in
+place; beams are never copied, and pruning gathers the surviving nodes to the front.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
+
+from .errors import UnsupportedError
+from .forest import Forest, Pruning
+
+_CHUNK = 512
+"""Most tokens of one row in one forward: bounds the mask and the activations of a long prompt."""
+
+
+class _PoolLayer(CacheLayerMixin):
+    """Keys and values of one transformer layer, (rows, heads, slots, head_dim), written at the pool's current window."""
+
+    is_sliding = False
+
+    def __init__(self, pool: KVPool) -> None:
+        super().__init__()
+        self._pool = pool
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        shape = (self._pool.rows, key_states.shape[1], self._pool.capacity)
+        self.keys = key_states.new_zeros(*shape, key_states.shape[3])
+        self.values = value_states.new_zeros(*shape, value_states.shape[3])
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the new slots of every active row in place; returns views of the filled slots."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        for index, (row, start, count) in enumerate(self._pool.window):
+            self.keys[row, :, start : start + count] = key_states[index, :, :count]
+            self.values[row, :, start : start + count] = value_states[index, :, :count]
+        rows, end = self._pool.active_rows, self._pool.window_end
+        return self.keys[rows, :, :end], self.values[rows, :, :end]
+
+    def move(self, row: int, start: int, source: torch.Tensor) -> None:
+        """Gather the slots ``source`` of a row to ``start`` onwards."""
+        if self.keys is not None and self.values is not None:
+            end = start + source.shape[0]
+            self.keys[row, :, start:end] = self.keys[row].index_select(1, source)
+            self.values[row, :, start:end] = self.values[row].index_select(1, source)
+
+    def grow(self, capacity: int) -> None:
+        """Enlarge the storage to ``capacity`` slots a row."""
+        if self.keys is None or self.values is None:
+            return
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = old.new_zeros(*old.shape[:2], capacity, old.shape[3])
+            new[:, :, : old.shape[2]] = old
+            setattr(self, name, new)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._pool.window_end, 0
+
+    def get_seq_length(self) -> int:
+        return self._pool.window_end
+
+    def get_max_length(self) -> int:
+        return self._pool.capacity
+
+
+class CausalModel:
+    """A Hugging Face causal LM as body and head, so that logits are computed only where they are wanted.
+
+    Args:
+        model: any decoder-only causal LM; its numerics are its own (dtype, device, attention kernel).
+
+    Raises:
+        UnsupportedError: the attention implementation cannot take an explicit mask.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.device = model.device
+        self.implementation = str(getattr(model.config, "_attn_implementation", "sdpa"))
+        if self.implementation not in ("sdpa", "eager"):
+            raise UnsupportedError(
+                f"attention implementation '{self.implementation}' takes no tree mask: "
+                "load the model with attn_implementation='sdpa' (or 'eager')"
+            )
+        config = model.config.get_text_config()
+        self.num_layers = int(config.num_hidden_layers)
+        self.vocab_size = int(config.vocab_size)
+        body = model.base_model
+        self._body = body if body is not model and self._splits(body) else None
+
+    @torch.no_grad()
+    def _splits(self, body: torch.nn.Module) -> bool:
+        """Whether head(body(x)) is the model's own output: not where logits are scaled or soft-capped."""
+        head = self.model.get_output_embeddings()
+        if head is None:
+            return False
+        token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        ours = head(body(input_ids=token, use_cache=False).last_hidden_state)
+        return bool(torch.equal(ours, self.model(input_ids=token, use_cache=False).logits))
+
+    def hidden(self, **inputs: Any) -> torch.Tensor:
+        """Last hidden states, (B, T, hidden); the logits themselves where body and head cannot be told apart."""
+        if self._body is not None:
+            return cast(torch.Tensor, self._body(**inputs).last_hidden_state)
+        return cast(torch.Tensor, self.model(**inputs).logits)
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits (..., V) of hidden states (..., hidden)."""
+        if self._body is None:
+            return hidden
+        return cast(torch.Tensor, cast(torch.nn.Module, self.model.get_output_embeddings())(hidden))
+
+    def mask(self, visible: torch.Tensor) -> torch.Tensor:
+        """The attention mask of this implementation: bool for sdpa, additive for eager."""
+        if self.implementation == "sdpa":
+            return visible
+        additive = torch.zeros(visible.shape, dtype=self.model.dtype, device=visible.device)
+        return additive.masked_fill_(~visible, torch.finfo(self.model.dtype).min)
+
+
+class KVPool:
+    """KV storage of several forests for one model.
+
+    Args:
+        model: the model whose keys and values are stored.
+        rows: prompts held at once.
+        capacity: slots a row to preallocate; doubled when a forest outgrows it.
+    """
+
+    def __init__(self, model: CausalModel, rows: int, capacity: int) -> None:
+        self.model = model
+        self.rows = rows
+        self.capacity = capacity
+        self.filled = [0] * rows
+        self.window: list[tuple[int, int, int]] = []  # (row, first slot, count) of the forward in progress
+        self.window_end = 0
+        self.active_rows: slice | list[int] = slice(0, 0)
+        self._cache = Cache(layers=[_PoolLayer(self) for _ in range(model.num_layers)])
+        self._takes_positions = "position_ids" in inspect.signature(model.model.forward).parameters
+
+    def clear(self, row: int) -> None:
+        """Forget a row, so that another prompt can take it."""
+        self.filled[row] = 0
+
+    def pending(self, row: int, forest: Forest) -> int:
+        """Slots of the forest that are not computed yet."""
+        return forest.num_slots - self.filled[row]
+
+    def forward(self, rows: Sequence[int], forests: Sequence[Forest], wanted: Sequence[int]) -> list[torch.Tensor]:
+        """Compute every pending slot of the given rows and return logits of the last ones.
+
+        Args:
+            rows: pool rows, distinct.
+            forests: their forests.
+            wanted: for each row, how many of its last nodes to return logits for (at least 1, all of them pending).
+
+        Returns:
+            For each row, logits (wanted, V) in the model's dtype.
+        """
+        need = max(forest.num_slots for forest in forests)
+        if need > self.capacity:
+            self._grow(max(need, 2 * self.capacity))
+        while True:  # long prompts go in chunks; the last forward covers the wanted nodes
+            pending = [self.pending(row, forest) for row, forest in zip(rows, forests, strict=True)]
+            behind = [i for i, count in enumerate(pending) if count > _CHUNK + wanted[i]]
+            if not behind:
+                break
+            self._advance([rows[i] for i in behind], [forests[i] for i in behind], [_CHUNK] * len(behind))
+        hidden = self._advance(rows, forests, pending)
+        kept = [hidden[i, self.window[i][2] - count : self.window[i][2]] for i, count in enumerate(wanted)]
+        logits = self.model.head(torch.cat(kept))
+        return list(logits.split(list(wanted)))
+
+    def _advance(self, rows: Sequence[int], forests: Sequence[Forest], counts: Sequence[int]) -> torch.Tensor:
+        """One model forward over the next ``counts`` pending slots of each row: hidden states (B, T, hidden)."""
+        self.window = [(row, self.filled[row], count) for row, count in zip(rows, counts, strict=True)]
+        self.window_end = max(start + count for _, start, count in self.window)
+        contiguous = list(rows) == list(range(rows[0], rows[0] + len(rows)))
+        self.active_rows = slice(rows[0], rows[0] + len(rows)) if contiguous else list(rows)
+        tokens, positions, mask = self._batch(forests)
+        inputs: dict[str, Any] = {
+            "input_ids": tokens,
+            "attention_mask": self.model.mask(mask.unsqueeze(1)),
+            "cache": self._cache,
+            "use_cache": True,
+        }
+        if self._takes_positions:
+            inputs["position_ids"] = positions
+        hidden = self.model.hidden(**inputs)
+        for row, start, count in self.window:
+            self.filled[row] = start + count
+        return hidden
+
+    def _batch(self, forests: Sequence[Forest]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Tokens (B, T), positions (B, T) and visibility (B, T, S) of the current window, padded to the longest row."""
+        parts = [
+            forest.slot_inputs(start, start + count)
+            for forest, (_, start, count) in zip(forests, self.window, strict=True)
+        ]
+        if len(parts) == 1:
+            tokens, positions, mask = parts[0]
+            return tokens.unsqueeze(0), positions.unsqueeze(0), mask[:, : self.window_end].unsqueeze(0)
+        longest = max(count for _, _, count in self.window)
+        device = self.model.device
+        tokens = torch.zeros(len(parts), longest, dtype=torch.int64, device=device)
+        positions = torch.zeros_like(tokens)
+        mask = torch.zeros(len(parts), longest, self.window_end, dtype=torch.bool, device=device)
+        mask[:, :, 0] = True  # a padded query must attend somewhere, or its softmax is NaN
+        for index, (row_tokens, row_positions, row_mask) in enumerate(parts):
+            count, slots = row_tokens.shape[0], min(row_mask.shape[1], self.window_end)
+            tokens[index, :count] = row_tokens
+            positions[index, :count] = row_positions
+            mask[index, :count, :slots] = row_mask[:, :slots]
+        return tokens, positions, mask
+
+    def prune(self, row: int, pruning: Pruning) -> None:
+        """Follow `Forest.prune`: gather the surviving nodes' slots to the front of the tree, in place."""
+        kept, trunk = pruning.kept, pruning.old_trunk
+        if self.filled[row] <= trunk:
+            return  # this pool lags behind the trunk: it holds no node yet
+        computed = [node for node in kept if trunk + node < self.filled[row]]
+        moved = next((index for index, node in enumerate(computed) if index != node), len(computed))
+        if moved < len(computed):
+            source = torch.tensor(computed[moved:], device=self.model.device) + trunk
+            for layer in self._cache.layers:
+                cast(_PoolLayer, layer).move(row, trunk + moved, source)
+        self.filled[row] = trunk + len(computed)
+
+    def _grow(self, capacity: int) -> None:
+        for layer in self._cache.layers:
+            cast(_PoolLayer, layer).grow(capacity)
+        self.capacity = capacity
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of KV storage allocated."""
+        total = 0
+        for layer in self._cache.layers:
+            for tensor in (layer.keys, layer.values):
+                total += 0 if tensor is None else tensor.numel() * tensor.element_size()
+        return total
