@@ -4,78 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
 
-from .beams import Beams, Candidates, FinishedBeams, Hypothesis, candidates_to_keep, top_candidates
+from .beams import Beams, FinishedBeams, candidates_to_keep
 from .compat import check_model
-from .config import DecodeConfig
-from .drafters import Drafter, Proposal
+from .drafters import Drafter
+from .drafting import DraftedLayer, draft_forests
 from .errors import InputError
 from .forest import Forest
 from .kv_pool import CausalModel, KVPool
-from .noise import gumbel, root_path
-from .rules import SearchRules
-from .stats import DecodeStats, Stopwatch
+from .noise import root_path
+from .rows import Request, Result, Row
+from .stats import Stopwatch
 from .verify import Verification, verify_coupled
-from .widths import BlockPlanner, FixedWidth, LayerPlan, LayerView, WidthPolicy
-
-
-@dataclass(frozen=True)
-class Request:
-    """One prompt to decode.
-
-    Attributes:
-        prompt_T: int64 (T,), token ids, left padding included.
-        num_padding: how many of the first tokens are padding.
-        config: the search asked for.
-        rules: scoring and stopping.
-        stream: number of the prompt in its call; tells the noise of equal prompts apart.
-    """
-
-    prompt_T: torch.Tensor
-    num_padding: int
-    config: DecodeConfig
-    rules: SearchRules
-    stream: int = 0
-
-
-@dataclass(frozen=True)
-class Result:
-    """Outcome of one request: its hypotheses, best first (at most ``num_beams``), and what they cost."""
-
-    hypotheses: list[Hypothesis]
-    stats: DecodeStats
-
-
-@dataclass(frozen=True)
-class DraftedLayer:
-    """One layer of a drafted forest: the plan, the candidates in the draft's order, the parents' number, features."""
-
-    plan: LayerPlan
-    candidates: Candidates
-    first_node: int
-    num_parents: int
-    features: torch.Tensor | None
-
-
-@dataclass
-class Row:
-    """A prompt in the pool."""
-
-    index: int
-    request: Request
-    forest: Forest
-    live: Beams
-    finished: FinishedBeams
-    stats: DecodeStats = field(default_factory=DecodeStats)
-
-    @property
-    def generated(self) -> int:
-        """Tokens generated so far by every live beam."""
-        return int(self.live.sequences_LT.shape[1] - self.request.prompt_T.shape[0])
+from .widths import FixedWidth, WidthPolicy
 
 
 @dataclass(frozen=True)
@@ -208,38 +153,9 @@ class Engine:
         row.stats.peak_slots = max(row.stats.peak_slots, row.forest.num_slots)
 
     def _draft(self, rows: Sequence[Row]) -> list[list[DraftedLayer]]:
-        """Draft a forest above each row's live beams, layer by layer, as its policy plans."""
-        drafts: list[list[DraftedLayer]] = [[] for _ in rows]
         if self.drafter is None:
-            return drafts
-        frontiers = {
-            number: _Frontier(row, row.live, self.policy.start_block(row.request.config.num_beams))
-            for number, row in enumerate(rows)
-            if row.request.config.max_new_tokens - row.generated > 1
-        }
-        layer = 0
-        while frontiers:
-            stage = _Stage(self, list(frontiers.values()))
-            plans: dict[int, LayerPlan] = {}
-            for number, frontier in frontiers.items():
-                plan = frontier.plan(layer, stage)
-                if plan is None:
-                    stage.drop(frontier)
-                else:
-                    plans[number] = plan
-            for number, plan in plans.items():
-                drafted = stage.draw(frontiers[number], plan)
-                if drafted is not None:
-                    drafts[number].append(drafted)
-                    rows[number].stats.drafted_nodes += len(drafted.candidates)
-            layer += 1
-            frontiers = {
-                number: frontiers[number]
-                for number in plans
-                if len(drafts[number]) == layer
-                and rows[number].request.config.max_new_tokens - rows[number].generated > layer + 1
-            }
-        return drafts
+            return [[] for _ in rows]
+        return draft_forests(rows, self.drafter, self.policy, self.watch)
 
     def _enter(self, index: int, request: Request) -> Row:
         device = self.target.device
@@ -253,9 +169,7 @@ class Engine:
             paths_L=root_path(config.seed, request.stream, device),
             sequences_LT=prompt.unsqueeze(0),
         )
-        finished = FinishedBeams(
-            config.num_beams, config.length_penalty, config.early_stopping, config.max_new_tokens
-        )
+        finished = FinishedBeams(config.num_beams, config.length_penalty, config.early_stopping, config.max_new_tokens)
         return Row(index, request, forest, live, finished)
 
     def _slots_needed(self, request: Request) -> int:
@@ -280,70 +194,3 @@ class Engine:
                 f"num_beams={config.num_beams} needs {keep} candidates per step, but the vocabulary has "
                 f"{self.target.vocab_size} tokens: use fewer beams"
             )
-
-
-@dataclass
-class _Frontier:
-    """The last drafted layer of a row, and the planner of its block."""
-
-    row: Row
-    beams: Beams
-    planner: BlockPlanner
-
-    def plan(self, layer: int, stage: _Stage) -> LayerPlan | None:
-        num_beams = self.row.request.config.num_beams
-        view = LayerView(layer, num_beams, len(self.beams), lambda: stage.features(self, layer))
-        return self.planner.next_layer(view)
-
-
-class _Stage:
-    """One drafted layer of all rows. The drafter runs at most once, on first demand, for every row not yet dropped."""
-
-    def __init__(self, engine: Engine, frontiers: list[_Frontier]) -> None:
-        self._engine = engine
-        self._frontiers = frontiers
-        self._log_probs: dict[int, tuple[torch.Tensor, Proposal]] | None = None
-
-    def drop(self, frontier: _Frontier) -> None:
-        """A row that drafts no further."""
-        self._frontiers = [other for other in self._frontiers if other is not frontier]
-
-    def features(self, frontier: _Frontier, layer: int) -> torch.Tensor:
-        raise NotImplementedError
-
-    def log_probs(self, frontier: _Frontier) -> tuple[torch.Tensor, Proposal]:
-        """The draft's processed log-probabilities at the frontier, float32 (P, Vd), and its proposal."""
-        if self._log_probs is None:
-            assert self._engine.drafter is not None
-            rows = [other.row for other in self._frontiers]
-            with self._engine.watch.time("draft"):
-                proposals = self._engine.drafter.propose(
-                    [row.index for row in rows],
-                    [row.forest for row in rows],
-                    [other.beams.sequences_LT for other in self._frontiers],
-                )
-            self._log_probs = {}
-            for other, proposal in zip(self._frontiers, proposals, strict=True):
-                rules = other.row.request.rules.draft
-                log_probs = rules.log_probs(other.beams.sequences_LT, proposal.logits_PV, proposal.token_ids_V)
-                self._log_probs[other.row.index] = (log_probs, proposal)
-                other.row.stats.draft_forwards += 1
-        return self._log_probs[frontier.row.index]
-
-    def draw(self, frontier: _Frontier, plan: LayerPlan) -> DraftedLayer | None:
-        """Draw the layer's candidates and add them to the forest; None where the drafter proposes nothing."""
-        log_probs, proposal = self.log_probs(frontier)
-        beams, row = frontier.beams, frontier.row
-        token_ids = proposal.token_ids_V
-        columns = torch.arange(log_probs.shape[1], device=log_probs.device) if token_ids is None else token_ids
-        noise = gumbel(beams.paths_L, columns) if row.request.config.do_sample else None
-        log_probs = log_probs.masked_fill(torch.isin(columns, row.request.rules.eos_ids), float("-inf"))
-        candidates = top_candidates(beams.scores_L, log_probs, noise, plan.draft_width, token_ids)
-        finite = int((candidates.scores_K > float("-inf")).sum())  # excluded ones come last
-        if finite == 0:
-            return None
-        if finite < len(candidates):
-            candidates = candidates.pick(torch.arange(finite, device=log_probs.device))
-        nodes = row.forest.add(beams.nodes_L[candidates.parents_K], candidates.tokens_K)
-        frontier.beams = beams.advance(candidates.parents_K, candidates.tokens_K, candidates.scores_K, nodes)
-        return DraftedLayer(plan, candidates, row.forest.size - finite, len(beams), None)

@@ -23,8 +23,9 @@ from .beams import Hypothesis
 from .compat import check_length
 from .config import DecodeConfig
 from .drafters import Drafter, LookupDrafter, ModelDrafter, UnionDrafter
-from .engine import BlockRecord, Engine, Request, Result
+from .engine import BlockRecord, Engine
 from .errors import ConfigError, InputError, UnsupportedError
+from .rows import Request, Result
 from .rules import SearchRules
 from .stats import DecodeStats
 from .widths import FixedWidth, WidthPolicy
@@ -142,7 +143,9 @@ class SpeculativeBeams:
             num_beams=num_beams,
             max_new_tokens=int(generation_config.max_length) - prompts.shape[1],
             do_sample=bool(generation_config.do_sample),
-            length_penalty=float(generation_config.length_penalty if generation_config.length_penalty is not None else 1),
+            length_penalty=float(
+                generation_config.length_penalty if generation_config.length_penalty is not None else 1
+            ),
             early_stopping=generation_config.early_stopping or False,
             num_return_sequences=returned,
             seed=self._next_seed(bool(generation_config.do_sample)),
@@ -189,7 +192,9 @@ class SpeculativeBeams:
 def _processors_of_row(processors: LogitsProcessorList, number: int) -> LogitsProcessorList:
     """Processors for one prompt's beams alone: those that count rows of the whole batch are told which prompt it is."""
     adapted = [
-        _RowPrefixConstraint(processor, number) if isinstance(processor, PrefixConstrainedLogitsProcessor) else processor
+        _RowPrefixConstraint(processor, number)
+        if isinstance(processor, PrefixConstrainedLogitsProcessor)
+        else processor
         for processor in processors
     ]
     return LogitsProcessorList(adapted)
@@ -217,7 +222,9 @@ def _refuse_unsupported(
     model_kwargs: dict[str, Any],
 ) -> None:
     if model.config.is_encoder_decoder:
-        raise UnsupportedError(f"{type(model).__name__} is an encoder-decoder model: Beamwise decodes decoder-only models")
+        raise UnsupportedError(
+            f"{type(model).__name__} is an encoder-decoder model: Beamwise decodes decoder-only models"
+        )
     if input_ids.shape[1] == 0:
         raise InputError("input_ids is empty: pass token ids (inputs_embeds alone cannot be decoded)")
     num_beams = int(config.num_beams or 1)

@@ -1,0 +1,138 @@
+"""Drafting: grow a forest above the live beams of each prompt, layer by layer, as its width policy plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .beams import Beams, Candidates, top_candidates
+from .drafters import Drafter, Proposal
+from .noise import gumbel
+from .rows import Row
+from .stats import Stopwatch
+from .widths import BlockPlanner, LayerPlan, LayerView, WidthPolicy
+
+
+@dataclass(frozen=True)
+class DraftedLayer:
+    """One layer of a drafted forest: the plan, the candidates in the draft's order, the parents' number, features."""
+
+    plan: LayerPlan
+    candidates: Candidates
+    first_node: int
+    num_parents: int
+    features: torch.Tensor | None
+
+
+def draft_forests(
+    rows: Sequence[Row], drafter: Drafter, policy: WidthPolicy, watch: Stopwatch
+) -> list[list[DraftedLayer]]:
+    """Draft one block for several prompts; their drafter forwards are batched.
+
+    The last token allowed is never drafted: the layer after the drafted ones is free.
+
+    Args:
+        rows: the prompts; drafted nodes are added to their forests.
+        drafter: proposes the nodes.
+        policy: decides how deep and wide.
+        watch: keeps the time of the drafter's forwards.
+
+    Returns:
+        For each row, its drafted layers.
+    """
+    drafts: list[list[DraftedLayer]] = [[] for _ in rows]
+    frontiers = {
+        number: _Frontier(row, row.live, policy.start_block(row.request.config.num_beams))
+        for number, row in enumerate(rows)
+        if row.remaining > 1
+    }
+    layer = 0
+    while frontiers:
+        stage = _Stage(drafter, watch, list(frontiers.values()))
+        plans: dict[int, LayerPlan] = {}
+        for number, frontier in frontiers.items():
+            plan = frontier.plan(layer, stage)
+            if plan is None:
+                stage.drop(frontier)
+            else:
+                plans[number] = plan
+        layer += 1
+        going = {}
+        for number, plan in plans.items():
+            drafted = stage.draw(frontiers[number], plan)
+            if drafted is not None:
+                drafts[number].append(drafted)
+                rows[number].stats.drafted_nodes += len(drafted.candidates)
+                if rows[number].remaining > layer + 1:
+                    going[number] = frontiers[number]
+        frontiers = going
+    return drafts
+
+
+@dataclass
+class _Frontier:
+    """The last drafted layer of a row, and the planner of its block."""
+
+    row: Row
+    beams: Beams
+    planner: BlockPlanner
+
+    def plan(self, layer: int, stage: _Stage) -> LayerPlan | None:
+        num_beams = self.row.request.config.num_beams
+        view = LayerView(layer, num_beams, len(self.beams), lambda: stage.features(self, layer))
+        return self.planner.next_layer(view)
+
+
+class _Stage:
+    """One drafted layer of all rows. The drafter runs at most once, on first demand, for every row not yet dropped."""
+
+    def __init__(self, drafter: Drafter, watch: Stopwatch, frontiers: list[_Frontier]) -> None:
+        self._drafter = drafter
+        self._watch = watch
+        self._frontiers = frontiers
+        self._log_probs: dict[int, tuple[torch.Tensor, Proposal]] | None = None
+
+    def drop(self, frontier: _Frontier) -> None:
+        """A row that drafts no further."""
+        self._frontiers = [other for other in self._frontiers if other is not frontier]
+
+    def features(self, frontier: _Frontier, layer: int) -> torch.Tensor:
+        raise NotImplementedError
+
+    def log_probs(self, frontier: _Frontier) -> tuple[torch.Tensor, Proposal]:
+        """The draft's processed log-probabilities at the frontier, float32 (P, Vd), and its proposal."""
+        if self._log_probs is None:
+            rows = [other.row for other in self._frontiers]
+            with self._watch.time("draft"):
+                proposals = self._drafter.propose(
+                    [row.index for row in rows],
+                    [row.forest for row in rows],
+                    [other.beams.sequences_LT for other in self._frontiers],
+                )
+            self._log_probs = {}
+            for other, proposal in zip(self._frontiers, proposals, strict=True):
+                rules = other.row.request.rules.draft
+                log_probs = rules.log_probs(other.beams.sequences_LT, proposal.logits_PV, proposal.token_ids_V)
+                self._log_probs[other.row.index] = (log_probs, proposal)
+                other.row.stats.draft_forwards += 1
+        return self._log_probs[frontier.row.index]
+
+    def draw(self, frontier: _Frontier, plan: LayerPlan) -> DraftedLayer | None:
+        """Draw the layer's candidates and add them to the forest; None where the drafter proposes nothing."""
+        log_probs, proposal = self.log_probs(frontier)
+        beams, row = frontier.beams, frontier.row
+        token_ids = proposal.token_ids_V
+        columns = torch.arange(log_probs.shape[1], device=log_probs.device) if token_ids is None else token_ids
+        noise = gumbel(beams.paths_L, columns) if row.request.config.do_sample else None
+        log_probs = log_probs.masked_fill(torch.isin(columns, row.request.rules.eos_ids), float("-inf"))
+        candidates = top_candidates(beams.scores_L, log_probs, noise, plan.draft_width, token_ids)
+        finite = int((candidates.scores_K > float("-inf")).sum())  # excluded ones come last
+        if finite == 0:
+            return None
+        if finite < len(candidates):
+            candidates = candidates.pick(torch.arange(finite, device=log_probs.device))
+        nodes = row.forest.add(beams.nodes_L[candidates.parents_K], candidates.tokens_K)
+        frontier.beams = beams.advance(candidates.parents_K, candidates.tokens_K, candidates.scores_K, nodes)
+        return DraftedLayer(plan, candidates, row.forest.size - finite, len(beams), None)
