@@ -114,7 +114,11 @@ class _Stage:
             self._log_probs = {}
             for other, proposal in zip(self._frontiers, proposals, strict=True):
                 rules = other.row.request.rules.draft
-                log_probs = rules.log_probs(other.beams.sequences_LT, proposal.logits_PV, proposal.token_ids_V)
+                log_probs = proposal.logits_PV
+                if log_probs.shape[1]:
+                    log_probs = rules.log_probs(other.beams.sequences_LT, log_probs, proposal.token_ids_V)
+                    # a beam without proposals, or a broken draft: the target decides there alone
+                    log_probs = log_probs.masked_fill(log_probs.isnan(), float("-inf"))
                 self._log_probs[other.row.index] = (log_probs, proposal)
                 other.row.stats.draft_forwards += 1
         return self._log_probs[frontier.row.index]
@@ -124,6 +128,8 @@ class _Stage:
         log_probs, proposal = self.log_probs(frontier)
         beams, row = frontier.beams, frontier.row
         token_ids = proposal.token_ids_V
+        if log_probs.shape[1] == 0:
+            return None  # a lookup that matched nothing
         columns = torch.arange(log_probs.shape[1], device=log_probs.device) if token_ids is None else token_ids
         noise = gumbel(beams.paths_L, columns) if row.request.config.do_sample else None
         log_probs = log_probs.masked_fill(torch.isin(columns, row.request.rules.eos_ids), float("-inf"))
