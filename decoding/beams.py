@@ -121,15 +121,30 @@ class Selection:
 
     Attributes:
         drawn: the finite candidates considered, in the order in which they were drawn.
+        scores: their scores, on the host.
+        stopped: for each, whether it met a stopping criterion.
         live: the (at most ``width``) unfinished ones that live on, best score first.
         finished: those that end here and stand inside the first ``width`` by score, best first.
         exhausted: every candidate met a stopping criterion: the search cannot continue.
     """
 
     drawn: Candidates
+    scores: list[float]
+    stopped: list[bool]
     live: Candidates
     finished: Candidates
     exhausted: bool
+
+    def narrowed(self, width: int, keep: int) -> list[int]:
+        """Indices (into ``drawn``) of the beams that a step of smaller width, with the same noise, lets live on."""
+        return _split(self.scores[:keep], self.stopped[:keep], width)[0]
+
+
+def _split(scores: list[float], stopped: list[bool], width: int) -> tuple[list[int], list[int]]:
+    """Which candidates live on, and which finish, by index and best score first (transformers' steps e and f)."""
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])  # stable, as candidates come sorted if greedy
+    going = [index for index in order if not stopped[index]][:width]
+    return going, [index for index in order[:width] if stopped[index]]
 
 
 def beam_step(
@@ -165,15 +180,16 @@ def beam_step(
     finite = [index for index, score in enumerate(scores) if score > float("-inf")]
     if len(finite) < len(scores):
         drawn = drawn.pick(torch.tensor(finite, dtype=torch.int64, device=scores_L.device))
-    ordered = drawn if noise_LV is None else drawn.pick(drawn.scores_K.sort(descending=True).indices)
-    stopped = stops(ordered.parents_K, ordered.tokens_K).tolist()
-    going = [index for index, hit in enumerate(stopped) if not hit][:width]
-    ending = [index for index, hit in enumerate(stopped[:width]) if hit]
+        scores = [scores[index] for index in finite]
+    stopped = stops(drawn.parents_K, drawn.tokens_K).tolist()
+    going, ending = _split(scores, stopped, width)
     index = torch.tensor(going + ending, dtype=torch.int64, device=scores_L.device)
     return Selection(
         drawn=drawn,
-        live=ordered.pick(index[: len(going)]),
-        finished=ordered.pick(index[len(going) :]),
+        scores=scores,
+        stopped=stopped,
+        live=drawn.pick(index[: len(going)]),
+        finished=drawn.pick(index[len(going) :]),
         exhausted=not going,
     )
 
