@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from .attention import GROUPED
 from .errors import UnsupportedError
 from .forest import Forest
 from .kv_pool import CausalModel, KVPool
@@ -15,7 +16,7 @@ _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1, tor
 
 
 def check_model(model: CausalModel) -> None:
-    """Refuse models whose forward does not follow an explicit tree mask and positions.
+    """Choose the attention kernel, and refuse models whose forward does not follow a tree mask and positions.
 
     Static facts of the configuration come first. Then one small forest, two branches above a trunk, is computed in one
     forward and compared with plain forwards of its sequences.
@@ -32,6 +33,13 @@ def check_model(model: CausalModel) -> None:
         raise UnsupportedError(f"{name} keeps a recurrent state ({', '.join(sorted(kinds)) or 'stateful'}): no forest")
     if getattr(config.get_text_config(), "alibi", False):
         raise UnsupportedError(f"{name} uses ALiBi, which reads positions from the mask: use a model with positions")
+    if model.implementation == "sdpa" and getattr(hf_model, "_supports_attention_backend", False):
+        model.implementation = GROUPED
+        try:
+            _compare_with_plain_forward(model, name)
+            return
+        except UnsupportedError:  # soft-capped or otherwise special attention: the model's own kernel may do
+            model.implementation = "sdpa"
     _compare_with_plain_forward(model, name)
 
 

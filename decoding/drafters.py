@@ -13,6 +13,7 @@ from typing import Protocol, cast
 import torch
 from transformers import PreTrainedModel
 
+from .compat import check_model
 from .errors import ConfigError, ModelError
 from .forest import Forest, Pruning
 from .kv_pool import CausalModel, KVPool
@@ -81,6 +82,7 @@ class ModelDrafter:
 
     def __init__(self, model: PreTrainedModel, target: PreTrainedModel) -> None:
         self.model = CausalModel(model)
+        check_model(self.model)
         token_ids = getattr(model, "draft_token_ids", None)
         self._token_ids = None if token_ids is None else cast(torch.Tensor, token_ids).to(model.device)
         wanted = int(target.config.get_text_config().vocab_size)

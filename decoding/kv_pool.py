@@ -15,6 +15,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
+from .attention import GROUPED, attention_implementation, grouped_mask
 from .errors import UnsupportedError
 from .forest import Forest, Pruning
 
@@ -97,6 +98,8 @@ class CausalModel:
                 "load the model with attn_implementation='sdpa' (or 'eager')"
             )
         config = model.config.get_text_config()
+        heads = int(config.num_attention_heads)
+        self._groups = heads // int(getattr(config, "num_key_value_heads", None) or heads)
         self.num_layers = int(config.num_hidden_layers)
         self.vocab_size = int(config.vocab_size)
         body = model.base_model
@@ -114,9 +117,10 @@ class CausalModel:
 
     def hidden(self, **inputs: Any) -> torch.Tensor:
         """Last hidden states, (B, T, hidden); the logits themselves where body and head cannot be told apart."""
-        if self._body is not None:
-            return cast(torch.Tensor, self._body(**inputs).last_hidden_state)
-        return cast(torch.Tensor, self.model(**inputs).logits)
+        with attention_implementation(self.model, self.implementation):
+            if self._body is not None:
+                return cast(torch.Tensor, self._body(**inputs).last_hidden_state)
+            return cast(torch.Tensor, self.model(**inputs).logits)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits (..., V) of hidden states (..., hidden)."""
@@ -125,7 +129,9 @@ class CausalModel:
         return cast(torch.Tensor, cast(torch.nn.Module, self.model.get_output_embeddings())(hidden))
 
     def mask(self, visible: torch.Tensor) -> torch.Tensor:
-        """The attention mask of this implementation: bool for sdpa, additive for eager."""
+        """The attention mask of this implementation, from bool (B, 1, T, S)."""
+        if self.implementation == GROUPED:
+            return grouped_mask(visible, self._groups, self.model.dtype)
         if self.implementation == "sdpa":
             return visible
         additive = torch.zeros(visible.shape, dtype=self.model.dtype, device=visible.device)
