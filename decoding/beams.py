@@ -123,7 +123,8 @@ class Selection:
         drawn: the finite candidates considered, in the order in which they were drawn.
         scores: their scores, on the host.
         stopped: for each, whether it met a stopping criterion.
-        live: the (at most ``width``) unfinished ones that live on, best score first.
+        live_index: indices into ``drawn`` of the (at most ``width``) unfinished ones that live on, best score first.
+        live: those candidates.
         finished: those that end here and stand inside the first ``width`` by score, best first.
         exhausted: every candidate met a stopping criterion: the search cannot continue.
     """
@@ -131,6 +132,7 @@ class Selection:
     drawn: Candidates
     scores: list[float]
     stopped: list[bool]
+    live_index: list[int]
     live: Candidates
     finished: Candidates
     exhausted: bool
@@ -188,6 +190,7 @@ def beam_step(
         drawn=drawn,
         scores=scores,
         stopped=stopped,
+        live_index=going,
         live=drawn.pick(index[: len(going)]),
         finished=drawn.pick(index[len(going) :]),
         exhausted=not going,

@@ -117,7 +117,7 @@ class Engine:
                 row.request.config.do_sample,
                 row.request.prompt_T.shape[0],
             )
-            self._commit(row, verification)
+            self._commit(row, len(layers), verification)
             if self.observer is not None:
                 self.observer(BlockRecord(row, start, layers, verification))
 
@@ -133,11 +133,13 @@ class Engine:
         with self.watch.time("target"):
             return self._pool.forward([row.index for row in rows], [row.forest for row in rows], wanted)
 
-    def _commit(self, row: Row, verification: Verification) -> None:
+    def _commit(self, row: Row, drafted: int, verification: Verification) -> None:
         """Make the verified beams live, drop dead branches, extend the trunk."""
         assert self._pool is not None
         row.stats.layers += len(verification.layers)
         row.live = verification.live
+        covered = sum(layer.covered for layer in verification.layers)
+        row.history.update(drafted, covered, verification.log_probs_LV)
         if row.finished.done:
             self._pool.clear(row.index)
             if self.drafter is not None:

@@ -41,6 +41,31 @@ class Result:
 
 
 @dataclass
+class History:
+    """What a prompt's past blocks tell about its next one.
+
+    Attributes:
+        acceptance: running average of the share of drafted layers that were covered; 0.5 before any block.
+        depth: running average of the layers covered per block that drafted any.
+        blocks: blocks so far.
+        log_probs_LV: the target's processed log-probabilities, (L, V), at the parents of the live beams; None at first.
+    """
+
+    acceptance: float = 0.5
+    depth: float = 0.0
+    blocks: int = 0
+    log_probs_LV: torch.Tensor | None = None
+
+    def update(self, drafted: int, covered: int, log_probs_LV: torch.Tensor, rate: float = 0.2) -> None:
+        """Take in one block that drafted and covered so many layers."""
+        self.blocks += 1
+        self.log_probs_LV = log_probs_LV
+        if drafted:
+            self.acceptance += rate * (covered / drafted - self.acceptance)
+            self.depth += rate * (covered - self.depth)
+
+
+@dataclass
 class Row:
     """A prompt in the pool."""
 
@@ -50,6 +75,7 @@ class Row:
     live: Beams
     finished: FinishedBeams
     stats: DecodeStats = field(default_factory=DecodeStats)
+    history: History = field(default_factory=History)
 
     @property
     def generated(self) -> int:

@@ -21,13 +21,14 @@ class LayerOutcome:
         selection: the beam step's outcome at full width.
         covered: every selected live beam was a node of the forest.
         drafted: the layer was drafted (False for the bonus layer).
-        nodes: int64, the forest's node of each selected live beam, -1 where it was missing; None at the bonus layer.
+        drawn_nodes: for each candidate of ``selection.drawn`` its node in the forest, -1 where it is missing; empty at
+            the bonus layer.
     """
 
     selection: Selection
     covered: bool
     drafted: bool
-    nodes: torch.Tensor | None
+    drawn_nodes: list[int]
 
 
 @dataclass
@@ -37,11 +38,11 @@ class Verification:
     Attributes:
         live: the beams after the block; their nodes are new, the last of the forest.
         layers: one outcome per layer advanced, the recovered or bonus layer last.
-        logits_LV: the target's logits at the beams of the last layer walked, (L, V).
+        log_probs_LV: the target's processed log-probabilities at the beams of the last layer walked, float32 (L, V).
     """
 
     live: Beams
-    logits_LV: torch.Tensor
+    log_probs_LV: torch.Tensor
     layers: list[LayerOutcome] = field(default_factory=list)
 
 
@@ -79,15 +80,14 @@ def verify_coupled(
     """
     num_beams = finished.num_beams
     keep = candidates_to_keep(num_beams, num_beams, rules.n_eos)
-    logits = logits_at(live.nodes_L)
     tokens_of_vocab = torch.arange(rules.vocab_size, device=forest.device) if do_sample else None
-    block = Verification(live, logits)
+    block = Verification(live, torch.empty(0))
     while True:
         beams = block.live
-        block.logits_LV = logits_at(beams.nodes_L)
+        block.log_probs_LV = rules.log_probs(beams.sequences_LT, logits_at(beams.nodes_L))
         selection = beam_step(
             beams.scores_L,
-            rules.log_probs(beams.sequences_LT, block.logits_LV),
+            block.log_probs_LV,
             None if tokens_of_vocab is None else gumbel(beams.paths_L, tokens_of_vocab),
             num_beams,
             keep,
@@ -96,14 +96,19 @@ def verify_coupled(
         finished.update(beams, selection, beams.sequences_LT.shape[1] + 1 - prompt_length)
         chosen = selection.live
         drafted = len(block.layers) < drafted_layers
-        parents = beams.nodes_L[chosen.parents_K]
-        nodes = forest.find_children(parents, chosen.tokens_K) if drafted else None
-        covered = nodes is not None and bool((nodes >= 0).all())
-        block.layers.append(LayerOutcome(selection, covered, drafted, nodes))
+        drawn_nodes: list[int] = []
+        if drafted:
+            drawn = selection.drawn
+            drawn_nodes = forest.find_children(beams.nodes_L[drawn.parents_K], drawn.tokens_K).tolist()
+        live_nodes = [drawn_nodes[index] for index in selection.live_index] if drafted else []
+        covered = drafted and min(live_nodes, default=-1) >= 0
+        block.layers.append(LayerOutcome(selection, covered, drafted, drawn_nodes))
         if finished.done:
             return block
-        if nodes is None or not covered:
-            nodes = forest.add(parents, chosen.tokens_K)
+        if covered:
+            nodes = torch.tensor(live_nodes, dtype=torch.int64, device=forest.device)
+        else:
+            nodes = forest.add(beams.nodes_L[chosen.parents_K], chosen.tokens_K)
         block.live = beams.advance(chosen.parents_K, chosen.tokens_K, chosen.scores_K, nodes)
         if not covered:
             return block
