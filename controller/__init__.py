@@ -1,0 +1,1 @@
+"""The learned width controller: predictor, policy, latency profile, checkpoint."""

@@ -78,7 +78,7 @@ class Candidates:
 
 
 def candidates_to_keep(width: int, num_beams: int, n_eos: int) -> int:
-    """How many candidates one beam step considers: transformers' ``beams_to_keep``, or 1 where no beams were asked for."""
+    """Candidates that one beam step considers: transformers' ``beams_to_keep``, or 1 where no beams were asked for."""
     return 1 if num_beams == 1 else max(2, 1 + n_eos) * width
 
 
@@ -165,7 +165,7 @@ def beam_step(
         noise_LV: float32 (L, V) Gumbel noise to sample, or None to search greedily.
         width: beams to keep.
         keep: candidates to consider, `candidates_to_keep`.
-        stops: maps (parents (K,), tokens (K,)) to bool (K,): the continuation meets a stopping criterion (EOS included).
+        stops: maps (parents (K,), tokens (K,)) to bool (K,): the continuation meets a stopping criterion, EOS included.
 
     Returns:
         The selection. Continuations that the processors excluded (-inf) are dropped: they can never be returned.

@@ -56,24 +56,21 @@ def check_length(model: CausalModel, length: int) -> None:
     config = model.model.config.get_text_config()
     kinds = _layer_types(config)
     windows = {
-        "sliding_attention": getattr(config, "sliding_window", None),
-        "chunked_attention": getattr(config, "attention_chunk_size", None),
+        "sliding_attention": int(getattr(config, "sliding_window", None) or 0),
+        "chunked_attention": int(getattr(config, "attention_chunk_size", None) or 0),
     }
-    sliding = getattr(config, "sliding_window", None) if not kinds and _uses_window(config) else None
-    active = [windows[kind] for kind in kinds if windows.get(kind)] + ([sliding] if sliding else [])
+    if not kinds and getattr(config, "use_sliding_window", True):
+        kinds = ["sliding_attention"]  # configurations without layer types window every layer, if any
+    active = [windows[kind] for kind in kinds if windows.get(kind)]
     if active and length > min(active):
         raise UnsupportedError(
-            f"{type(model.model).__name__} attends to a window of {min(active)} tokens, and prompt plus new tokens make "
-            f"{length}: stay within the window"
+            f"{type(model.model).__name__} attends to a window of {min(active)} tokens, and prompt plus new tokens "
+            f"make {length}: stay within the window"
         )
 
 
 def _layer_types(config: Any) -> list[str]:
     return list(getattr(config.get_text_config(), "layer_types", None) or [])
-
-
-def _uses_window(config: Any) -> bool:
-    return bool(getattr(config, "use_sliding_window", True))
 
 
 @torch.no_grad()
@@ -94,13 +91,8 @@ def _compare_with_plain_forward(model: CausalModel, name: str) -> None:
     plain_right = model.model(input_ids=right, use_cache=False).logits[0]
     plain = torch.stack([plain_left[3], plain_right[3], plain_left[4]]).double()
     difference = float((ours - plain).norm() / plain.norm().clamp_min(1e-30))
-    if not difference <= _TOLERANCE.get(hf_model_dtype(model), 0.1):
+    if not difference <= _TOLERANCE.get(model.model.dtype, 0.1):
         raise UnsupportedError(
             f"{name} gives other logits under a tree mask than token by token (relative difference {difference:.1e}): "
             "its attention does not follow an explicit mask and positions"
         )
-
-
-def hf_model_dtype(model: CausalModel) -> torch.dtype:
-    """dtype of the model's weights."""
-    return model.model.dtype

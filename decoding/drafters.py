@@ -72,8 +72,8 @@ class ModelDrafter:
     """Drafts with a small causal language model that shares the target's vocabulary.
 
     Args:
-        model: any Hugging Face causal LM. Where it has an attribute ``draft_token_ids`` (int64 (Vd,), the target's token
-            id of each of its outputs) its vocabulary may be a subset of the target's.
+        model: any Hugging Face causal LM. Where it has an attribute ``draft_token_ids`` (int64 (Vd,), the target's
+            token id of each of its outputs) its vocabulary may be a subset of the target's.
         target: the target model, to check the vocabularies against each other.
 
     Raises:
@@ -129,8 +129,8 @@ class ModelDrafter:
 class LookupDrafter:
     """Drafts by looking up the last tokens of a beam in its own prompt and output: no model, nearly no cost.
 
-    Every earlier occurrence of the longest matching suffix votes for the token that followed it (prompt lookup decoding,
-    as in transformers' ``prompt_lookup_num_tokens``).
+    Every earlier occurrence of the longest matching suffix votes for the token that followed it (prompt lookup
+    decoding, as in transformers' ``prompt_lookup_num_tokens``).
 
     Args:
         max_ngram: longest suffix to look up.

@@ -175,7 +175,7 @@ class Engine:
         return Row(index, request, forest, live, finished)
 
     def _slots_needed(self, request: Request) -> int:
-        """Slots for the whole prompt and output, with room for wide forests; the pool grows where that is too little."""
+        """Slots for the whole prompt and output, and room for wide forests; the pool grows where that is too little."""
         length = int(request.prompt_T.shape[0]) - request.num_padding + request.config.max_new_tokens
         return length + 16 * request.config.num_beams
 

@@ -1,7 +1,7 @@
 """The forest of one prompt: which node extends which, and which slots each node may attend to.
 
-Slots ``0 .. num_trunk - 1`` hold the trunk, the tokens that all live beams share. Slot ``num_trunk + i`` belongs to node
-``i``. Parents always stand before their children, so pruning keeps the order and the shared nodes come first.
+Slots ``0 .. num_trunk - 1`` hold the trunk, the tokens that all live beams share. Slot ``num_trunk + i`` belongs to
+node ``i``. Parents always stand before their children, so pruning keeps the order and the shared nodes come first.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class Forest:
         """What a model needs to compute the slots ``start .. end - 1``.
 
         Returns:
-            Tokens (T,) int64, positions (T,) int64, and bool (T, num_slots): the slots each one attends to. A trunk slot
-            sees the trunk up to itself; a node sees the trunk, its ancestors and itself.
+            Tokens (T,) int64, positions (T,) int64, and bool (T, num_slots): the slots each one attends to. A trunk
+            slot sees the trunk up to itself; a node sees the trunk, its ancestors and itself.
         """
         trunk = self.num_trunk
         first, last = max(start - trunk, 0), max(end - trunk, 0)
@@ -146,7 +146,8 @@ class Forest:
             live_L: int64 (L,), nodes of the live beams, at least one.
 
         Returns:
-            What moved where; caches with the same slot layout follow it. Old node ``kept[joined + i]`` is node ``i`` now.
+            What moved where; caches with the same slot layout follow it. Old node ``kept[joined + i]`` is node ``i``
+            now.
         """
         rows = self.visible[live_L, : self.size]
         needed = rows.any(dim=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from transformers import (
@@ -65,9 +65,9 @@ def make_drafter(kind: DrafterName, draft_model: PreTrainedModel | None, target:
 class SpeculativeBeams:
     """Lossless speculative beam decoding as a ``custom_generate`` for ``model.generate``.
 
-    The output is that of ``generate`` with the same arguments (greedy), or a draw from the same distribution (sampling);
-    the settings here change only the speed. Scores of single steps are not kept: with ``return_dict_in_generate`` the
-    output has ``sequences`` and ``sequences_scores``, and ``scores`` is None.
+    The output is that of ``generate`` with the same arguments (greedy), or a draw from the same distribution
+    (sampling); the settings here change only the speed. Scores of single steps are not kept: with
+    ``return_dict_in_generate`` the output has ``sequences`` and ``sequences_scores``, and ``scores`` is None.
 
     Args:
         draft_model: a small causal LM with the target's vocabulary, or None.
@@ -115,9 +115,8 @@ class SpeculativeBeams:
         """The engine for a target model; kept between calls."""
         policy = self.policy or FixedWidth(self.gamma, self.draft_width or num_beams + 4)
         if self._engine is None or self._engine.target.model is not target:
-            drafter = self.drafter
-            if isinstance(drafter, str):
-                drafter = make_drafter(drafter, self.draft_model, target)
+            named = self.drafter
+            drafter = make_drafter(named, self.draft_model, target) if isinstance(named, str) else named
             self._engine = Engine(target, drafter, policy, self.batch_size, self.observer, self.measure)
         self._engine.policy = policy
         return self._engine
@@ -209,7 +208,7 @@ class _RowPrefixConstraint:
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
         one_prompt = PrefixConstrainedLogitsProcessor(lambda _, ids: self._allowed(self._number, ids), len(input_ids))
-        return one_prompt(input_ids, scores)
+        return cast(torch.Tensor, one_prompt(input_ids, scores))
 
 
 def _refuse_unsupported(
@@ -254,7 +253,8 @@ def _refuse_unsupported(
     named = [name for name, present in refused.items() if present]
     if named:
         raise UnsupportedError(
-            f"{', '.join(named)}: not supported by SpeculativeBeams; leave it out, or call generate without custom_generate"
+            f"{', '.join(named)}: not supported by SpeculativeBeams; "
+            "leave it out, or call generate without custom_generate"
         )
 
 

@@ -1,8 +1,8 @@
 """One KV pool for the whole forest: trunk once, then the nodes (design §4). The only file that touches cache classes.
 
-A pool row holds one prompt's forest. Its slots are laid out as `forest.Forest` numbers them: trunk, then nodes. Slots are
-always computed in order, so the state of a row is one number, how many are filled. Storage is preallocated and written in
-place; beams are never copied, and pruning gathers the surviving nodes to the front.
+A pool row holds one prompt's forest. Its slots are laid out as `forest.Forest` numbers them: trunk, then nodes. Slots
+are always computed in order, so the state of a row is one number, how many are filled. Storage is preallocated and
+written in place; beams are never copied, and pruning gathers the surviving nodes to the front.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _CHUNK = 512
 """Most tokens of one row in one forward: bounds the mask and the activations of a long prompt."""
 
 
-class _PoolLayer(CacheLayerMixin):
-    """Keys and values of one transformer layer, (rows, heads, slots, head_dim), written at the pool's current window."""
+class _PoolLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """Keys and values of one transformer layer, (rows, heads, slots, head_dim), written at the pool's window."""
 
     is_sliding = False
 
     def __init__(self, pool: KVPool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._pool = pool
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -44,7 +44,8 @@ class _PoolLayer(CacheLayerMixin):
         """Write the new slots of every active row in place; returns views of the filled slots."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
+        assert self.keys is not None
+        assert self.values is not None
         for index, (row, start, count) in enumerate(self._pool.window):
             self.keys[row, :, start : start + count] = key_states[index, :, :count]
             self.values[row, :, start : start + count] = value_states[index, :, :count]
@@ -102,13 +103,14 @@ class CausalModel:
         self._groups = heads // int(getattr(config, "num_key_value_heads", None) or heads)
         self.num_layers = int(config.num_hidden_layers)
         self.vocab_size = int(config.vocab_size)
+        self._output_embeddings: torch.nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         body = model.base_model
         self._body = body if body is not model and self._splits(body) else None
 
     @torch.no_grad()
     def _splits(self, body: torch.nn.Module) -> bool:
         """Whether head(body(x)) is the model's own output: not where logits are scaled or soft-capped."""
-        head = self.model.get_output_embeddings()
+        head = self._output_embeddings
         if head is None:
             return False
         token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
@@ -126,7 +128,8 @@ class CausalModel:
         """Logits (..., V) of hidden states (..., hidden)."""
         if self._body is None:
             return hidden
-        return cast(torch.Tensor, cast(torch.nn.Module, self.model.get_output_embeddings())(hidden))
+        assert self._output_embeddings is not None
+        return cast(torch.Tensor, self._output_embeddings(hidden))
 
     def mask(self, visible: torch.Tensor) -> torch.Tensor:
         """The attention mask of this implementation, from bool (B, 1, T, S)."""
@@ -189,7 +192,7 @@ class KVPool:
         hidden = self._advance(rows, forests, pending)
         kept = [hidden[i, self.window[i][2] - count : self.window[i][2]] for i, count in enumerate(wanted)]
         logits = self.model.head(torch.cat(kept))
-        return list(logits.split(list(wanted)))
+        return list(torch.split(logits, list(wanted)))
 
     def _advance(self, rows: Sequence[int], forests: Sequence[Forest], counts: Sequence[int]) -> torch.Tensor:
         """One model forward over the next ``counts`` pending slots of each row: hidden states (B, T, hidden)."""
@@ -256,6 +259,6 @@ class KVPool:
         """Bytes of KV storage allocated."""
         total = 0
         for layer in self._cache.layers:
-            for tensor in (layer.keys, layer.values):
+            for tensor in (cast(_PoolLayer, layer).keys, cast(_PoolLayer, layer).values):
                 total += 0 if tensor is None else tensor.numel() * tensor.element_size()
         return total

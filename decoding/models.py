@@ -60,7 +60,6 @@ def _convert_gguf(source: Path, out: Path) -> None:
     )
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config  # the weights are plain float32 now
-    model.hf_quantizer = None
     model.save_pretrained(out)
     AutoTokenizer.from_pretrained(source, gguf_file=_GGUF_FILE).save_pretrained(out)
 
@@ -129,4 +128,5 @@ def load_model(
             f"Cannot load model '{name}': {first_line} "
             f"(use '{SMOLLM2}', a folder made by save_pretrained, or a Hugging Face id that this machine can reach)"
         ) from error
-    return cast(PreTrainedModel, model.to(target_device).eval()), cast(PreTrainedTokenizerBase, tokenizer)
+    module = cast(torch.nn.Module, model).to(target_device).eval()
+    return cast(PreTrainedModel, module), cast(PreTrainedTokenizerBase, tokenizer)

@@ -1,8 +1,8 @@
 """Counter-based Gumbel noise: a pure function of (seed, path of the beam, token).
 
-There is no generator state. The draft, the target and the reference see the same noise for the same continuation, in any
-order of evaluation and on any device, which is what couples them (design §2). Beams are identified by a 62-bit hash of
-the tokens generated so far; a token's noise mixes that hash with the token id through three multiply-xorshift rounds.
+There is no generator state. The draft, the target and the reference see the same noise for the same continuation, in
+any order of evaluation and on any device, which is what couples them (design §2). Beams are identified by a 62-bit hash
+of the tokens generated so far; a token's noise mixes that hash with the token id in three multiply-xorshift rounds.
 All arithmetic is on int64 with operands below 2**32 and multipliers below 2**31, so nothing overflows.
 """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import torch
 from transformers import (
@@ -59,7 +60,7 @@ class SearchRules:
         """Whether continuations end: bool (K,), for parents (K,) among beams with tokens (L, T) and new tokens (K,)."""
         extended = torch.cat([sequences_LT[parents_K], tokens_K.unsqueeze(1)], dim=1)
         # transformers' type hints say FloatTensor scores; every criterion accepts None, as _beam_search passes it too
-        return self.criteria(extended, None).bool()  # type: ignore[arg-type]
+        return cast(torch.Tensor, self.criteria(extended, cast(torch.FloatTensor, None))).bool()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Training of controllers and drafts, and their evaluation."""

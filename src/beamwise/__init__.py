@@ -1,0 +1,29 @@
+"""Beamwise: lossless speculative beam decoding with a learned width controller."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .decoding.errors import BeamwiseError
+    from .decoding.generate import SpeculativeBeams
+    from .decoding.models import load_model
+
+__all__ = ["BeamwiseError", "SpeculativeBeams", "__version__", "load_model"]
+__version__ = version("beamwise")
+
+_HOME = {
+    "BeamwiseError": "decoding.errors",
+    "SpeculativeBeams": "decoding.generate",
+    "load_model": "decoding.models",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported on first use, so that `beamwise --help` does not wait for torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'beamwise' has no attribute '{name}'")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)

