@@ -34,7 +34,7 @@ def make_tiny_llama(
     scale: float = 0.6,
     dtype: torch.dtype = torch.float64,
 ) -> LlamaForCausalLM:
-    """A random Llama whose distributions are peaked enough to be interesting (weights of standard deviation ``scale``)."""
+    """A random Llama with weights of standard deviation ``scale``: peaked enough to be interesting."""
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
