@@ -75,7 +75,7 @@ def _layer_prefix(model: PreTrainedModel) -> str:
     count = int(model.config.get_text_config().num_hidden_layers)
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) == count:
-            return name
+            return str(name)
     raise ModelError(f"{type(model).__name__} has no list of {count} decoder layers: it cannot be pruned to a draft")
 
 
@@ -109,7 +109,7 @@ def build_draft(
     if getattr(text_config, "layer_types", None):
         text_config.layer_types = [text_config.layer_types[layer] for layer in layers]
     with torch.random.fork_rng():
-        draft = cast(PreTrainedModel, type(target)(config))
+        draft: PreTrainedModel = type(target)(config)
     prefix = _layer_prefix(target) + "."
     renumbered = {f"{prefix}{old}.": f"{prefix}{new}." for new, old in enumerate(layers)}
     state = {}
@@ -131,7 +131,8 @@ def build_draft(
             fusion.weight[:, hidden:].copy_(torch.eye(hidden))
             fusion.weight[:, :hidden].copy_(0.1 * torch.eye(hidden))
         draft.fusion = fusion
-    return draft.eval()
+    cast(torch.nn.Module, draft).eval()
+    return draft
 
 
 def _share_head(draft: PreTrainedModel, target: PreTrainedModel, token_ids: torch.Tensor | None) -> None:
@@ -187,7 +188,7 @@ def is_draft_folder(folder: str | os.PathLike[str]) -> bool:
     if not config.is_file():
         return False
     try:
-        return json.loads(config.read_text()).get("format") == FORMAT
+        return bool(json.loads(config.read_text()).get("format") == FORMAT)
     except (ValueError, AttributeError):
         return False
 
@@ -232,8 +233,8 @@ def load_draft(folder: str | os.PathLike[str], target: PreTrainedModel) -> PreTr
     info = read_draft_config(folder)
     if info.architecture != type(target).__name__ or info.target_shape != _target_shape(target):
         raise ModelError(
-            f"The draft '{folder}' belongs to a {info.architecture} of shape {info.target_shape} ({info.target}), not to "
-            f"this {type(target).__name__} of shape {_target_shape(target)}: load that target, or distil a draft for this"
+            f"The draft '{folder}' belongs to a {info.architecture} of shape {info.target_shape} ({info.target}), not "
+            f"to this {type(target).__name__} of shape {_target_shape(target)}: load that target, or distil a draft"
         )
     if not torch.allclose(_target_probe(target), torch.tensor(info.target_probe), rtol=2e-2, atol=1e-4):
         raise ModelError(f"The draft '{folder}' belongs to other weights of {info.target}: distil one for this target")
@@ -242,7 +243,7 @@ def load_draft(folder: str | os.PathLike[str], target: PreTrainedModel) -> PreTr
     except (OSError, SafetensorError) as error:
         raise FormatError(f"'{folder}/{_WEIGHTS}' cannot be read: {error}") from error
     token_ids = tensors.pop(_TOKEN_IDS, None)
-    if token_ids is not None and not (0 <= int(token_ids.min()) and int(token_ids.max()) < info.target_shape[2]):
+    if token_ids is not None and (int(token_ids.min()) < 0 or int(token_ids.max()) >= info.target_shape[2]):
         raise FormatError(f"'{folder}' maps to tokens outside the target's vocabulary")
     draft = build_draft(
         target, info.kind, info.layers, None if token_ids is None else token_ids.long().to(target.device)
