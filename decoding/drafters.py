@@ -33,7 +33,13 @@ class Proposal:
 
 
 class Drafter(Protocol):
-    """Proposes continuations of frontier nodes, for several prompts at once."""
+    """Proposes continuations of frontier nodes, for several prompts at once.
+
+    Attributes:
+        needs_target_states: it reads the target's hidden states, so it cannot draft before the target's first forward.
+    """
+
+    needs_target_states: bool
 
     def start(self, rows: int, capacity: int) -> None:
         """Prepare for ``rows`` prompts of about ``capacity`` tokens each. Called once per batch of prompts."""
@@ -60,6 +66,10 @@ class Drafter(Protocol):
 
     def prune(self, row: int, pruning: Pruning) -> None:
         """The row's forest was compacted."""
+        ...
+
+    def observe(self, row: int, start: int, hidden_TH: torch.Tensor) -> None:
+        """The target computed the slots from ``start`` on: its last hidden states, (T, hidden)."""
         ...
 
     @property
@@ -94,16 +104,22 @@ class ModelDrafter:
         self._pool: KVPool | None = None
         self._forwards = 0
 
+    needs_target_states = False
+
+    def observe(self, row: int, start: int, hidden_TH: torch.Tensor) -> None:
+        """Nothing to learn from the target's states."""
+
     def start(self, rows: int, capacity: int) -> None:
         """See `Drafter.start`."""
         self._pool = KVPool(self.model, rows, capacity)
 
     def clear(self, row: int) -> None:
         """See `Drafter.clear`."""
-        self._started.clear(row)
+        self.pool.clear(row)
 
     @property
-    def _started(self) -> KVPool:
+    def pool(self) -> KVPool:
+        """KV of the drafts."""
         if self._pool is None:
             raise RuntimeError("ModelDrafter.start was not called")
         return self._pool
@@ -113,12 +129,12 @@ class ModelDrafter:
     ) -> list[Proposal]:
         """See `Drafter.propose`."""
         self._forwards += 1
-        logits = self._started.forward(rows, forests, [int(sequence.shape[0]) for sequence in sequences])
+        logits = self.pool.forward(rows, forests, [int(sequence.shape[0]) for sequence in sequences])
         return [Proposal(row_logits.float(), self._token_ids) for row_logits in logits]
 
     def prune(self, row: int, pruning: Pruning) -> None:
         """See `Drafter.prune`."""
-        self._started.prune(row, pruning)
+        self.pool.prune(row, pruning)
 
     @property
     def forwards(self) -> int:
@@ -141,6 +157,7 @@ class LookupDrafter:
     """
 
     forwards = 0
+    needs_target_states = False
 
     def __init__(self, max_ngram: int = 4, min_ngram: int = 1) -> None:
         if not 1 <= min_ngram <= max_ngram:
@@ -156,6 +173,9 @@ class LookupDrafter:
 
     def prune(self, row: int, pruning: Pruning) -> None:
         """Nothing to follow."""
+
+    def observe(self, row: int, start: int, hidden_TH: torch.Tensor) -> None:
+        """Nothing to learn from the target's states."""
 
     def propose(
         self, rows: Sequence[int], forests: Sequence[Forest], sequences: Sequence[torch.Tensor]
@@ -200,6 +220,11 @@ class UnionDrafter:
         self.model = model
         self.lookup = lookup
         self.weight = weight
+        self.needs_target_states = model.needs_target_states
+
+    def observe(self, row: int, start: int, hidden_TH: torch.Tensor) -> None:
+        """See `Drafter.observe`."""
+        self.model.observe(row, start, hidden_TH)
 
     def start(self, rows: int, capacity: int) -> None:
         """See `Drafter.start`."""

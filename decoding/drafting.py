@@ -46,7 +46,7 @@ def draft_forests(
     frontiers = {
         number: _Frontier(row, row.live, policy.start_block(row.request.config.num_beams))
         for number, row in enumerate(rows)
-        if row.remaining > 1
+        if row.remaining > 1 and not (drafter.needs_target_states and row.history.blocks == 0)
     }
     layer = 0
     while frontiers:

@@ -86,6 +86,7 @@ class Engine:
         self._pool = KVPool(self.target, min(self.rows, len(queue)), capacity)
         if self.drafter is not None:
             self.drafter.start(self._pool.rows, capacity)
+            self._pool.sink = self.drafter.observe if self.drafter.needs_target_states else None
         free = list(range(self._pool.rows))
         active: dict[int, Row] = {}  # request number -> row
         while queue or active:

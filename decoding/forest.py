@@ -137,6 +137,13 @@ class Forest:
         tokens = torch.cat([self.trunk[in_trunk], self.tokens[first:last]])
         return tokens, torch.cat([in_trunk, self.positions[first:last]]), mask
 
+    def slot_parents(self, start: int, end: int) -> torch.Tensor:
+        """Slot of the token before each of the slots ``start .. end - 1``; -1 for the first token. int64 (T,)."""
+        trunk = self.num_trunk
+        in_trunk = torch.arange(start, min(end, max(start, trunk)), device=self.device) - 1
+        parents = self.parents[max(start - trunk, 0) : max(end - trunk, 0)]
+        return torch.cat([in_trunk, torch.where(parents >= 0, parents + trunk, trunk - 1)])
+
     def prune(self, live_L: torch.Tensor) -> Pruning:
         """Drop every node that no live beam descends from, and move what all of them share into the trunk.
 

@@ -25,6 +25,7 @@ from .config import DecodeConfig
 from .drafters import Drafter, LookupDrafter, ModelDrafter, UnionDrafter
 from .engine import BlockRecord, Engine
 from .errors import ConfigError, InputError, UnsupportedError
+from .feature_drafter import FeatureDrafter
 from .rows import Request, Result
 from .rules import SearchRules
 from .stats import DecodeStats
@@ -58,7 +59,8 @@ def make_drafter(kind: DrafterName, draft_model: PreTrainedModel | None, target:
         raise ConfigError(f"Unknown drafter '{kind}': use auto, model, lookup, union or none")
     if draft_model is None:
         raise ConfigError(f"drafter='{kind}' needs a draft_model; without one use drafter='lookup'")
-    model = ModelDrafter(draft_model, target)
+    reads_states = getattr(draft_model, "fusion", None) is not None
+    model = FeatureDrafter(draft_model, target) if reads_states else ModelDrafter(draft_model, target)
     return model if kind == "model" else UnionDrafter(model, LookupDrafter())
 
 

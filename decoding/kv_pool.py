@@ -8,7 +8,7 @@ written in place; beams are never copied, and pruning gathers the surviving node
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,6 +18,8 @@ from transformers.cache_utils import CacheLayerMixin
 from .attention import GROUPED, attention_implementation, grouped_mask
 from .errors import UnsupportedError
 from .forest import Forest, Pruning
+
+EmbedHook = Callable[[torch.Tensor, Sequence[tuple[int, int, int]], torch.Tensor], torch.Tensor]
 
 _CHUNK = 512
 """Most tokens of one row in one forward: bounds the mask and the activations of a long prompt."""
@@ -148,9 +150,11 @@ class KVPool:
         model: the model whose keys and values are stored.
         rows: prompts held at once.
         capacity: slots a row to preallocate; doubled when a forest outgrows it.
+        embed: makes the model's input embeddings (B, T, hidden) from token ids (B, T), the window [(row, first slot,
+            count)] and the slots (B, T) of the tokens before; None feeds token ids.
     """
 
-    def __init__(self, model: CausalModel, rows: int, capacity: int) -> None:
+    def __init__(self, model: CausalModel, rows: int, capacity: int, embed: EmbedHook | None = None) -> None:
         self.model = model
         self.rows = rows
         self.capacity = capacity
@@ -158,6 +162,9 @@ class KVPool:
         self.window: list[tuple[int, int, int]] = []  # (row, first slot, count) of the forward in progress
         self.window_end = 0
         self.active_rows: slice | list[int] = slice(0, 0)
+        self.embed = embed
+        self.sink: Callable[[int, int, torch.Tensor], None] | None = None
+        """Given (row, first slot, hidden states (T, hidden)) of everything that is computed."""
         self._cache = Cache(layers=[_PoolLayer(self) for _ in range(model.num_layers)])
         self._takes_positions = "position_ids" in inspect.signature(model.model.forward).parameters
 
@@ -202,16 +209,23 @@ class KVPool:
         self.active_rows = slice(rows[0], rows[0] + len(rows)) if contiguous else list(rows)
         tokens, positions, mask = self._batch(forests)
         inputs: dict[str, Any] = {
-            "input_ids": tokens,
             "attention_mask": self.model.mask(mask.unsqueeze(1)),
             "cache": self._cache,
             "use_cache": True,
         }
         if self._takes_positions:
             inputs["position_ids"] = positions
+        if self.embed is None:
+            inputs["input_ids"] = tokens
+        else:
+            before = [f.slot_parents(start, start + n) for f, (_, start, n) in zip(forests, self.window, strict=True)]
+            padded = torch.nn.utils.rnn.pad_sequence(before, batch_first=True, padding_value=-1)
+            inputs["inputs_embeds"] = self.embed(tokens, self.window, padded)
         hidden = self.model.hidden(**inputs)
-        for row, start, count in self.window:
+        for index, (row, start, count) in enumerate(self.window):
             self.filled[row] = start + count
+            if self.sink is not None:
+                self.sink(row, start, hidden[index, :count])
         return hidden
 
     def _batch(self, forests: Sequence[Forest]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
