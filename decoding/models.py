@@ -117,6 +117,8 @@ def load_model(
         ModelError: the model cannot be found or loaded.
     """
     where: str | Path = embedded_model_dir() if name == SMOLLM2 else name
+    if name.startswith((".", "/")) and not Path(name).is_dir():
+        raise ModelError(f"Cannot load model '{name}': there is no such folder; give one made by save_pretrained")
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     target_device = resolve_device(device)
     try:

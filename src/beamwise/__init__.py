@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .decoding import errors
     from .decoding.errors import BeamwiseError
     from .decoding.generate import SpeculativeBeams
     from .decoding.models import load_model
 
-__all__ = ["BeamwiseError", "SpeculativeBeams", "__version__", "load_model"]
+__all__ = ["BeamwiseError", "SpeculativeBeams", "__version__", "errors", "load_model"]
 __version__ = version("beamwise")
 
 _HOME = {
@@ -22,8 +24,8 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     """Public names are imported on first use, so that `beamwise --help` does not wait for torch."""
+    if name == "errors":
+        return import_module(".decoding.errors", __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'beamwise' has no attribute '{name}'")
-    from importlib import import_module
-
     return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -1,0 +1,250 @@
+"""``beamwise generate``: decode a prompt or a file of prompts."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from beamwise.decoding.config import DecodeConfig
+from beamwise.decoding.errors import ConfigError
+from beamwise.decoding.prompts import Prompt, check_text, encode_prompt, read_prompts
+
+from .loading import load_models, silence_libraries
+
+if TYPE_CHECKING:
+    from .decode import Decoded, OnProgress
+
+
+@dataclass
+class GenerateOptions:
+    """Decode a prompt, or a JSONL file of prompts, with speculative beams.
+
+    The output is that of transformers' generate with the same arguments, only sooner; the options of the drafter change
+    nothing but the speed. A single prompt prints its text on stdout; a file gives JSONL with id, prompt, text, texts,
+    scores and stats, besides what its lines had. What generate takes from the model's generation_config by itself is
+    taken here too.
+
+    Attributes:
+        prompt: One prompt.
+        prompts: JSONL file of prompts, one object a line with 'prompt' and optionally 'id', 'category', ...
+        out: JSONL file to write, at once and only when all is decoded. Without it a prompt's text, or the JSONL of a
+            file, goes to stdout.
+        num_beams: Beams; 1 is plain greedy decoding or sampling.
+        max_new_tokens: Longest continuation, in tokens.
+        do_sample: Draw beams instead of taking the best ones.
+        temperature: With --do-sample; below 1 is bolder. Without it the model's generation_config decides, else 1.
+        top_k: With --do-sample, draw from the k likeliest tokens; 0 is all of them. Without it the model's
+            generation_config decides, and where that is silent generate uses 50.
+        top_p: With --do-sample, draw from the likeliest tokens that make up this probability. Without it the model's
+            generation_config decides, else 1 (all of them).
+        seed: With --do-sample; the same seed gives the same text whatever drafts. Without it a random one is drawn,
+            and the JSONL names it.
+        length_penalty: Exponent of the length that divides a finished beam's score; above 0 favours longer texts.
+        early_stopping: true, false or never: when a search with enough finished beams ends, as in generate.
+        num_return_sequences: Texts per prompt, best first; at most --num-beams.
+        repetition_penalty: Above 1 makes tokens that were already used less likely.
+        no_repeat_ngram_size: No n-gram of this many tokens occurs twice; 0 allows all.
+        target: Target model: smollm2-135m (installed with Beamwise), a folder, or a Hugging Face id.
+        draft: Draft model: a folder from `beamwise distil`, a folder or Hugging Face id of a small model with the
+            target's vocabulary, none, or default (the one shipped for the target, where there is one).
+        drafter: What proposes tokens: model (the draft), lookup (n-grams of prompt and output), union (both), none
+            (target alone), or auto (union where there is a draft, else lookup).
+        gamma: Layers drafted in one block.
+        draft_width: Candidates drafted at each layer. Without it, --num-beams + 4.
+        dtype: Of the weights and the forward pass; scores are float32 whatever it is.
+        device: auto, cpu, cuda, ...
+        batch_size: Prompts of a file decoded at once.
+        chat_template: Pass prompts through the tokenizer's chat template, where it has one.
+    """
+
+    prompt: str | None = None
+    prompts: str | None = None
+    out: str | None = None
+    num_beams: int = 4
+    max_new_tokens: int = 128
+    do_sample: bool = False
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    num_return_sequences: int = 1
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    target: str = "smollm2-135m"
+    draft: str = "default"
+    drafter: Literal["auto", "model", "lookup", "union", "none"] = "auto"
+    gamma: int = 4
+    draft_width: int | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = "auto"
+    batch_size: int = 8
+    chat_template: bool = True
+
+    def __post_init__(self) -> None:
+        DecodeConfig(  # validates
+            num_beams=self.num_beams,
+            max_new_tokens=self.max_new_tokens,
+            num_return_sequences=self.num_return_sequences,
+            early_stopping=self.early_stopping,
+        )
+        if (self.prompt is None) == (self.prompts is None):
+            raise ConfigError("give either --prompt TEXT or --prompts FILE.jsonl")
+        for name in ("temperature", "top_k", "top_p", "seed"):
+            if getattr(self, name) is not None and not self.do_sample:
+                option = name.replace("_", "-")
+                raise ConfigError(f"--{option} has an effect only on sampling: add --do-sample, or leave it out")
+        for name, value, lowest, highest in (
+            ("temperature", self.temperature, 1e-4, math.inf),
+            ("top-k", self.top_k, 0, math.inf),
+            ("top-p", self.top_p, 1e-6, 1),
+            ("seed", self.seed, 0, 2**63 - 1),
+            ("repetition-penalty", self.repetition_penalty, 1e-4, math.inf),
+            ("no-repeat-ngram-size", self.no_repeat_ngram_size, 0, math.inf),
+        ):
+            if value is not None and not lowest <= value <= highest:
+                bounds = f"at least {lowest}" if highest == math.inf else f"between {lowest} and {highest}"
+                raise ConfigError(f"--{name} is {value}: it must be {bounds}")
+
+    def generate_arguments(self) -> dict[str, Any]:
+        """Keyword arguments of ``model.generate``; what was not given is left to the model's generation_config."""
+        sampling = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        return {
+            "num_beams": self.num_beams,
+            "max_new_tokens": self.max_new_tokens,
+            "do_sample": self.do_sample,
+            "length_penalty": self.length_penalty,
+            "early_stopping": self.early_stopping,
+            "num_return_sequences": self.num_return_sequences,
+            "repetition_penalty": self.repetition_penalty,
+            "no_repeat_ngram_size": self.no_repeat_ngram_size,
+            **{name: value for name, value in sampling.items() if value is not None},
+        }
+
+
+def generate(options: GenerateOptions) -> None:
+    """Decode the prompts and write the results.
+
+    Raises:
+        BeamwiseError: bad input; nothing has been written then.
+    """
+    prompts = _gather_prompts(options)
+    check_writable(options.out)
+    silence_libraries()
+    models = load_models(options.target, options.draft, options.drafter, options.dtype, options.device)
+    from beamwise.decoding.generate import SpeculativeBeams
+
+    from .decode import Meter, check_lengths, decode_prompts
+
+    tokens = [encode_prompt(models.tokenizer, prompt.text, options.chat_template) for prompt in prompts]
+    check_lengths(models, prompts, tokens, options.max_new_tokens)
+    seed = options.seed
+    if seed is None and options.do_sample:
+        seed = secrets.randbits(62)
+    with progress_bar(len(prompts), shown=options.prompts is not None) as on_progress:
+        meter = Meter(on_progress)
+        beams = SpeculativeBeams(
+            draft_model=models.draft,
+            drafter=options.drafter,
+            gamma=options.gamma,
+            draft_width=options.draft_width,
+            seed=seed,
+            batch_size=options.batch_size,
+            observer=meter,
+        )
+        decoded = decode_prompts(models, beams, meter, tokens, options.generate_arguments())
+    if options.prompts is None and options.out is None:
+        print("\n\n".join(decoded[0].texts))
+        return
+    with open_output(options.out) as file:
+        for prompt, outcome in zip(prompts, decoded, strict=True):
+            file.write(json.dumps(_record(prompt, outcome, seed), ensure_ascii=False) + "\n")
+
+
+def _gather_prompts(options: GenerateOptions) -> list[Prompt]:
+    if options.prompts is not None:
+        return read_prompts(options.prompts)
+    text = check_text(options.prompt or "", "--prompt")
+    return [Prompt("prompt", text, {"prompt": text}, "--prompt")]
+
+
+def _record(prompt: Prompt, outcome: Decoded, seed: int | None) -> dict[str, Any]:
+    """The prompt's line of output: what its line of input had, and what came of it."""
+    stats = {
+        "mean_acceptance_length": round(outcome.stats.mean_acceptance_length, 4),
+        "target_forwards": outcome.stats.target_forwards,
+        "tokens": outcome.sequences[0].shape[0],
+        "seconds": round(outcome.seconds, 3),
+    }
+    drawn = {} if seed is None else {"seed": seed}
+    results = {"text": outcome.texts[0], "texts": outcome.texts, "scores": outcome.scores, **drawn, "stats": stats}
+    return {**prompt.record, "id": prompt.id, **results}
+
+
+@contextmanager
+def progress_bar(total: int, shown: bool) -> Iterator[OnProgress | None]:
+    """A bar on stderr: prompts done, and tokens decoded along each beam."""
+    if not shown:
+        yield None
+        return
+    columns = (
+        TextColumn("decoding"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("prompts, {task.fields[tokens]} tokens"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("decoding", total=total, tokens=0)
+
+        def advance(prompts: int, layers: int) -> None:
+            progress.update(task, advance=prompts, tokens=progress.tasks[task].fields["tokens"] + layers)
+
+        yield advance
+
+
+def check_writable(out: str | None) -> None:
+    """Refuse an output file that could not be written, before the work is done.
+
+    Raises:
+        ConfigError: its folder does not exist or may not be written to, or it is a folder itself.
+    """
+    if out is None:
+        return
+    path = Path(out)
+    if path.is_dir():
+        raise ConfigError(f"--out '{out}' is a folder: give a file name inside it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--out '{out}': the folder '{path.parent}' does not exist; make it first")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"--out '{out}': the folder '{path.parent}' may not be written to; choose another")
+
+
+@contextmanager
+def open_output(out: str | None) -> Iterator[TextIO]:
+    """A file that appears under its name only when it is complete; None is stdout."""
+    if out is None:
+        yield sys.stdout
+        return
+    path = Path(out)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.writing")
+    try:
+        with scratch.open("x", encoding="utf-8") as file:
+            yield file
+        scratch.rename(path)
+    finally:
+        scratch.unlink(missing_ok=True)
