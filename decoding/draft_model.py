@@ -126,10 +126,9 @@ def build_draft(
     if kind == "feature":
         hidden = int(text_config.hidden_size)
         fusion = torch.nn.Linear(2 * hidden, hidden, bias=False, dtype=target.dtype, device=target.device)
-        with torch.no_grad():  # at first: the target's state goes through, the embedding hardly
+        with torch.no_grad():  # at first a pruned draft: the embedding goes through, the state has yet to be learnt
             fusion.weight.zero_()
-            fusion.weight[:, hidden:].copy_(torch.eye(hidden))
-            fusion.weight[:, :hidden].copy_(0.1 * torch.eye(hidden))
+            fusion.weight[:, :hidden].copy_(torch.eye(hidden))
         draft.fusion = fusion
     cast(torch.nn.Module, draft).eval()
     return draft

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
-    PrefixConstrainedLogitsProcessor,
     PreTrainedModel,
     StoppingCriteriaList,
-)
-from transformers.generation.logits_process import (
-    SynthIDTextWatermarkLogitsProcessor,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
@@ -26,6 +21,8 @@ from .drafters import Drafter, LookupDrafter, ModelDrafter, UnionDrafter
 from .engine import BlockRecord, Engine
 from .errors import ConfigError, InputError, UnsupportedError
 from .feature_drafter import FeatureDrafter
+from .row_processors import REFUSED as REFUSED_PROCESSORS
+from .row_processors import processors_of_row
 from .rows import Request, Result
 from .rules import SearchRules
 from .stats import DecodeStats
@@ -162,7 +159,7 @@ class SpeculativeBeams:
                 num_padding=padding[number],
                 config=config,
                 rules=SearchRules(
-                    processors=_processors_of_row(logits_processor, number),
+                    processors=processors_of_row(logits_processor, number, len(prompts)),
                     criteria=stopping_criteria,
                     eos_ids=eos_ids.to(model.device),
                     single=num_beams == 1,
@@ -188,29 +185,6 @@ class SpeculativeBeams:
         if self.seed is not None or not do_sample:
             return self.seed or 0
         return int(torch.randint(2**62, ()))
-
-
-def _processors_of_row(processors: LogitsProcessorList, number: int) -> LogitsProcessorList:
-    """Processors for one prompt's beams alone: those that count rows of the whole batch are told which prompt it is."""
-    adapted = [
-        _RowPrefixConstraint(processor, number)
-        if isinstance(processor, PrefixConstrainedLogitsProcessor)
-        else processor
-        for processor in processors
-    ]
-    return LogitsProcessorList(adapted)
-
-
-class _RowPrefixConstraint:
-    """`PrefixConstrainedLogitsProcessor` for however many beams of one prompt are live."""
-
-    def __init__(self, processor: PrefixConstrainedLogitsProcessor, number: int) -> None:
-        self._allowed = processor._prefix_allowed_tokens_fn
-        self._number = number
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
-        one_prompt = PrefixConstrainedLogitsProcessor(lambda _, ids: self._allowed(self._number, ids), len(input_ids))
-        return cast(torch.Tensor, one_prompt(input_ids, scores))
 
 
 def _refuse_unsupported(
@@ -250,7 +224,7 @@ def _refuse_unsupported(
     cache = model_kwargs.get("cache")
     refused["cache (filled)"] = cache is not None and cache.get_seq_length() > 0
     for processor in processors:
-        if isinstance(processor, (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)):
+        if isinstance(processor, REFUSED_PROCESSORS):
             refused[type(processor).__name__] = True
     named = [name for name, present in refused.items() if present]
     if named:

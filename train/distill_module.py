@@ -18,6 +18,9 @@ from .distill_data import TeacherSequence
 
 Batch = dict[str, torch.Tensor]
 
+_DEEPER_EVERY = 4
+"""Steps between those that also train on the draft's own states: they cost twice as much."""
+
 
 def collate(sequences: Sequence[TeacherSequence]) -> Batch:
     """Pad sequences on the right.
@@ -83,8 +86,8 @@ class StepLoader:
 class DraftDistiller(L.LightningModule):
     """Forward KL to the teacher's distribution on the draft's vocabulary; feature drafts also learn its hidden state.
 
-    A feature draft is trained twice per batch: on the teacher's states, and with a random half of them replaced by its
-    own from the first pass, since that is what it reads deeper in a forest.
+    A feature draft sees every fourth batch twice: on the teacher's states, and with a random half of them replaced by
+    its own from the first pass, since that is what it reads deeper in a forest.
 
     Args:
         target: the teacher; only its head is used.
@@ -142,7 +145,7 @@ class DraftDistiller(L.LightningModule):
         tokens, hidden, learn = batch["tokens"], batch["hidden"].to(torch.float32), batch["learn"]
         states = self.states(tokens, hidden)
         loss, kl = self._loss(states, hidden, learn)
-        if self.kind == "feature":
+        if self.kind == "feature" and self.global_step % _DEEPER_EVERY == 0:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.global_step)
             own = torch.rand(tokens.shape, generator=generator).to(tokens.device) < 0.5
             mixed = torch.where(own.unsqueeze(-1), states.detach().float(), hidden)
@@ -167,7 +170,7 @@ class DraftDistiller(L.LightningModule):
         tokens, hidden, learn = batch["tokens"], batch["hidden"].to(torch.float32), batch["learn"]
         p_logits = hidden[learn] @ self._teacher_head.float().T
         features = hidden
-        for depth in range(1, 4 if self.kind == "feature" else 2):
+        for depth in range(1, 3 if self.kind == "feature" else 2):
             states = self.states(tokens, features)
             outcome = acceptance(p_logits, states[learn].float() @ self._columns.float().T, self.token_ids)
             for name, values in outcome.items():
