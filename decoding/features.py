@@ -1,0 +1,248 @@
+"""What a width policy knows about a layer before its candidates are drawn, as a named vector (design §5).
+
+The vector has two parts. The context part is known before the draft runs at all, so that a policy can save even that
+forward; the draft part reads the draft's distribution at the layer's parents. Neither sees this layer's noise, so the
+features cannot depend on which candidates will be drawn. Everything stays on the device: no value is read by the host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import torch
+
+SCHEMA_VERSION = 1
+"""Raised whenever a feature is added, removed, reordered or computed differently."""
+
+_TOP = 32
+"""Best tokens read per parent."""
+
+_MAX_PARENTS = 8
+"""Parents whose distributions are read, the first in the draft's order; bounds the cost."""
+
+_MASS_RANKS = (1, 2, 4, 8, 16, 32)
+_GAP_RANKS = (8, 16, 32)
+_GAP_LIMIT = 30.0
+"""Gaps between log-probabilities are cut off here (nats), so that they are finite."""
+
+CONTEXT_NAMES: tuple[str, ...] = (
+    "layer",
+    "num_beams",
+    "log_num_parents",
+    "do_sample",
+    "log_position",
+    "log_prompt_length",
+    "num_finished",
+    "log_blocks",
+    "recent_acceptance",
+    "recent_depth",
+    "num_roots",
+    "root_entropy",
+    "root_top1",
+    "root_gap",
+    "root_score_gap",
+    "root_score_spread",
+    "path_log_prob",
+    "parent_entropy",
+    "parent_top1",
+    "parent_mass",
+    "parent_score_spread",
+)
+"""Features known before the draft runs at this layer."""
+
+DRAFT_NAMES: tuple[str, ...] = (
+    "draft_entropy",
+    "draft_entropy_max",
+    "draft_top1",
+    "draft_top1_min",
+    "draft_gap",
+    "draft_mass_4",
+    "draft_mass_16",
+    "first_entropy",
+    "first_top1",
+    "first_gap",
+    "joint_entropy",
+    *(f"joint_mass_{rank}" for rank in _MASS_RANKS),
+    *(f"joint_gap_{rank}" for rank in _GAP_RANKS),
+    "joint_support",
+)
+"""Features of the draft's distribution at the layer's parents."""
+
+FEATURE_NAMES: tuple[str, ...] = CONTEXT_NAMES + DRAFT_NAMES
+"""Names of the whole vector, in order; docs/traces.md defines each."""
+
+
+def schema_hash() -> str:
+    """Fingerprint of the schema (version, names and their order), 16 hexadecimal digits."""
+    text = "\n".join((str(SCHEMA_VERSION), *FEATURE_NAMES))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class FeatureInputs:
+    """What is known before the draft runs at a layer. P parents, L live beams at the block's start.
+
+    Attributes:
+        layer: index of the layer in its block, from 0.
+        num_beams: beams asked for (W).
+        position: tokens generated so far at the block's start.
+        prompt_length: tokens of the prompt.
+        do_sample: beams are drawn, not searched for.
+        num_finished: finished hypotheses.
+        blocks: blocks of this prompt so far.
+        recent_acceptance: running share of drafted layers that were covered.
+        recent_depth: running number of layers covered per block.
+        parent_scores_P: float32 (P,), the parents' accumulated scores, in the draft's order.
+        root_scores_L: float32 (L,), the live beams' true scores at the block's start, best first.
+        root_summary: from `summarise_root`.
+    """
+
+    layer: int
+    num_beams: int
+    position: int
+    prompt_length: int
+    do_sample: bool
+    num_finished: int
+    blocks: int
+    recent_acceptance: float
+    recent_depth: float
+    parent_scores_P: torch.Tensor
+    root_scores_L: torch.Tensor
+    root_summary: torch.Tensor
+
+
+def summarise_root(log_probs_LV: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    """The target's certainty at the last position it verified, averaged over the beams there.
+
+    Args:
+        log_probs_LV: float32 (L, V), processed log-probabilities; None before the first target forward.
+        device: where the result lives when there is nothing to read.
+
+    Returns:
+        float32 (3,): entropy (nats), probability of the best token, log-probability gap between the two best.
+    """
+    if log_probs_LV is None:
+        return torch.zeros(3, device=device)
+    entropy, top, _ = _row_statistics(log_probs_LV, 2)
+    return torch.stack([entropy.mean(), top[:, 0].exp().mean(), _gap(top[:, 0], top[:, 1]).mean()])
+
+
+def context_features(inputs: FeatureInputs) -> torch.Tensor:
+    """The context part.
+
+    Returns:
+        float32 (C,), as `CONTEXT_NAMES` orders it, on the device of the scores.
+    """
+    scores, roots = inputs.parent_scores_P, inputs.root_scores_L
+    count, width = scores.shape[0], min(inputs.num_beams, scores.shape[0])
+    numbers = [
+        float(inputs.layer),
+        float(inputs.num_beams),
+        math.log2(count),
+        float(inputs.do_sample),
+        math.log1p(inputs.position),
+        math.log1p(inputs.prompt_length),
+        inputs.num_finished / inputs.num_beams,
+        math.log1p(inputs.blocks),
+        inputs.recent_acceptance,
+        inputs.recent_depth,
+        float(roots.shape[0]),
+    ]
+    best_roots = roots.topk(min(2, roots.shape[0])).values
+    weights = torch.softmax(scores, dim=0)
+    tensors = [
+        _gap(best_roots[0], best_roots[-1]),
+        _gap(best_roots[0], roots.min()),
+        (scores[:width].max() - best_roots[0]).clamp(-_GAP_LIMIT, 0.0),
+        torch.special.entr(weights).sum(),
+        weights.max(),
+        weights[:width].sum(),
+        _gap(scores.max(), scores[:width].min()),
+    ]
+    # a pageable copy that does not wait for the device
+    head = torch.tensor(numbers).to(scores.device, non_blocking=True)
+    return torch.cat([head, inputs.root_summary, torch.stack(tensors)])
+
+
+def draft_features(inputs: FeatureInputs, draft_log_probs_PV: torch.Tensor) -> torch.Tensor:
+    """The draft part.
+
+    Only the first ``num_beams`` parents in the draft's order are read: they are the beams that the target will extend
+    here, if it agrees with the draft so far.
+
+    Args:
+        inputs: of the layer.
+        draft_log_probs_PV: float32 (P, Vd), processed log-probabilities at the parents, over the draft's vocabulary;
+            -inf excludes a token, a whole row, or (Vd = 0) everything.
+
+    Returns:
+        float32 (D,), as `DRAFT_NAMES` orders it.
+    """
+    kept = min(inputs.num_beams, draft_log_probs_PV.shape[0], _MAX_PARENTS)
+    log_probs = draft_log_probs_PV[:kept]
+    if log_probs.shape[1] < _TOP:
+        log_probs = torch.nn.functional.pad(log_probs, (0, _TOP - log_probs.shape[1]), value=float("-inf"))
+    entropy, top, normaliser = _row_statistics(log_probs, _TOP)
+    proposed = top[:, 0] > float("-inf")
+    weights = torch.softmax(inputs.parent_scores_P[:kept] + normaliser, dim=0).nan_to_num(0.0)
+    probs = top.exp()
+    gap = _gap(top[:, 0], top[:, 1])
+    joint = (top + weights.log().unsqueeze(1)).view(-1).topk(_TOP).values
+    masses = joint.exp().cumsum(0)
+    edge = joint[min(inputs.num_beams, _TOP) - 1]
+    values = [
+        (weights * entropy).sum(),
+        entropy.max(),
+        (weights * probs[:, 0]).sum(),
+        probs[:, 0].min(),
+        (weights * gap).sum(),
+        (weights * probs[:, :4].sum(1)).sum(),
+        (weights * probs[:, :16].sum(1)).sum(),
+        entropy[0],
+        probs[0, 0],
+        gap[0],
+        torch.special.entr(weights).sum() + (weights * entropy).sum(),
+        *(masses[rank - 1] for rank in _MASS_RANKS),
+        *(_gap(edge, joint[rank - 1]) for rank in _GAP_RANKS),
+        (joint > float("-inf")).sum().float().log1p() * proposed.any(),
+    ]
+    return torch.stack(values)
+
+
+def layer_features(
+    inputs: FeatureInputs, draft_log_probs_PV: torch.Tensor, context_C: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The whole vector.
+
+    Args:
+        inputs: of the layer.
+        draft_log_probs_PV: float32 (P, Vd), see `draft_features`.
+        context_C: the context part, where it was computed before.
+
+    Returns:
+        float32 (F,), as `FEATURE_NAMES` orders it.
+    """
+    context_C = context_features(inputs) if context_C is None else context_C
+    return torch.cat([context_C, draft_features(inputs, draft_log_probs_PV)])
+
+
+def _row_statistics(log_probs: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Entropy (K,), the ``count`` best normalised log-probabilities (K, count), log-normaliser (K,) of each row.
+
+    Rows without any proposal have entropy 0, log-probabilities and normaliser -inf.
+    """
+    top = log_probs.topk(count, dim=1).values
+    empty = top[:, 0] == float("-inf")
+    probs = torch.softmax(log_probs, dim=1)
+    normaliser = top[:, 0] - probs.amax(dim=1).log()  # NaN where empty, as the next line
+    entropy = normaliser - probs.mul_(log_probs.clamp_min(-1e4)).sum(1)  # p log p -> 0 at excluded tokens
+    entropy = entropy.masked_fill(empty, 0.0).clamp_min(0.0)
+    top = (top - normaliser.unsqueeze(1)).nan_to_num(float("-inf"), neginf=float("-inf"))
+    return entropy, top, normaliser.masked_fill(empty, float("-inf"))
+
+
+def _gap(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+    """Difference of log-probabilities, cut off so that it is finite; 0 between two excluded ones."""
+    return (high - low).nan_to_num(0.0, posinf=_GAP_LIMIT, neginf=-_GAP_LIMIT).clamp(-_GAP_LIMIT, _GAP_LIMIT)
