@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from .beams import Beams, Candidates, top_candidates
 from .drafters import Drafter, Proposal
+from .features import FeatureInputs, context_features, layer_features
 from .noise import gumbel
 from .rows import Row
 from .stats import Stopwatch
@@ -17,13 +18,21 @@ from .widths import BlockPlanner, LayerPlan, LayerView, WidthPolicy
 
 @dataclass(frozen=True)
 class DraftedLayer:
-    """One layer of a drafted forest: the plan, the candidates in the draft's order, the parents' number, features."""
+    """One layer of a drafted forest.
+
+    Attributes:
+        plan: the widths asked for.
+        candidates: in the draft's order; candidate i is node ``first_node + i``.
+        first_node: of the layer.
+        num_parents: nodes that the candidates extend.
+        view: what the policy could see; its features are computed on demand, until the block is committed.
+    """
 
     plan: LayerPlan
     candidates: Candidates
     first_node: int
     num_parents: int
-    features: torch.Tensor | None
+    view: LayerView
 
 
 def draft_forests(
@@ -78,11 +87,39 @@ class _Frontier:
     row: Row
     beams: Beams
     planner: BlockPlanner
+    view: LayerView | None = None
+    """Of the layer last planned."""
 
     def plan(self, layer: int, stage: _Stage) -> LayerPlan | None:
         num_beams = self.row.request.config.num_beams
-        view = LayerView(layer, num_beams, len(self.beams), lambda: stage.features(self, layer))
-        return self.planner.next_layer(view)
+        state = self._state(layer)
+        self.view = LayerView(
+            layer,
+            num_beams,
+            len(self.beams),
+            lambda: context_features(state()),
+            lambda: layer_features(state(), stage.log_probs(self)[0]),
+        )
+        return self.planner.next_layer(self.view)
+
+    def _state(self, layer: int) -> Callable[[], FeatureInputs]:
+        """The layer's state for the features. Made on demand, since most policies do not look, of what is known now."""
+        request, live, parents, history = self.row.request, self.row.live, self.beams, self.row.history
+        position, num_finished = self.row.generated, len(self.row.finished.hypotheses)
+        return lambda: FeatureInputs(
+            layer=layer,
+            num_beams=request.config.num_beams,
+            position=position,
+            prompt_length=request.prompt_T.shape[0] - request.num_padding,
+            do_sample=request.config.do_sample,
+            num_finished=num_finished,
+            blocks=history.blocks,
+            recent_acceptance=history.acceptance,
+            recent_depth=history.depth,
+            parent_scores_P=parents.scores_L,
+            root_scores_L=live.scores_L,
+            root_summary=history.root_summary,
+        )
 
 
 class _Stage:
@@ -97,9 +134,6 @@ class _Stage:
     def drop(self, frontier: _Frontier) -> None:
         """A row that drafts no further."""
         self._frontiers = [other for other in self._frontiers if other is not frontier]
-
-    def features(self, frontier: _Frontier, layer: int) -> torch.Tensor:
-        raise NotImplementedError
 
     def log_probs(self, frontier: _Frontier) -> tuple[torch.Tensor, Proposal]:
         """The draft's processed log-probabilities at the frontier, float32 (P, Vd), and its proposal."""
@@ -118,7 +152,9 @@ class _Stage:
                 if log_probs.shape[1]:
                     log_probs = rules.log_probs(other.beams.sequences_LT, log_probs, proposal.token_ids_V)
                     # a beam without proposals, or a broken draft: the target decides there alone
-                    log_probs = log_probs.masked_fill(log_probs.isnan(), float("-inf"))
+                    # and an end is never extended, so it is not proposed
+                    ends = torch.isin(_columns(proposal), other.row.request.rules.eos_ids)
+                    log_probs = log_probs.masked_fill(log_probs.isnan() | ends, float("-inf"))
                 self._log_probs[other.row.index] = (log_probs, proposal)
                 other.row.stats.draft_forwards += 1
         return self._log_probs[frontier.row.index]
@@ -127,13 +163,10 @@ class _Stage:
         """Draw the layer's candidates and add them to the forest; None where the drafter proposes nothing."""
         log_probs, proposal = self.log_probs(frontier)
         beams, row = frontier.beams, frontier.row
-        token_ids = proposal.token_ids_V
         if log_probs.shape[1] == 0:
             return None  # a lookup that matched nothing
-        columns = torch.arange(log_probs.shape[1], device=log_probs.device) if token_ids is None else token_ids
-        noise = gumbel(beams.paths_L, columns) if row.request.config.do_sample else None
-        log_probs = log_probs.masked_fill(torch.isin(columns, row.request.rules.eos_ids), float("-inf"))
-        candidates = top_candidates(beams.scores_L, log_probs, noise, plan.draft_width, token_ids)
+        noise = gumbel(beams.paths_L, _columns(proposal)) if row.request.config.do_sample else None
+        candidates = top_candidates(beams.scores_L, log_probs, noise, plan.draft_width, proposal.token_ids_V)
         finite = int((candidates.scores_K > float("-inf")).sum())  # excluded ones come last
         if finite == 0:
             return None
@@ -141,4 +174,12 @@ class _Stage:
             candidates = candidates.pick(torch.arange(finite, device=log_probs.device))
         nodes = row.forest.add(beams.nodes_L[candidates.parents_K], candidates.tokens_K)
         frontier.beams = beams.advance(candidates.parents_K, candidates.tokens_K, candidates.scores_K, nodes)
-        return DraftedLayer(plan, candidates, row.forest.size - finite, len(beams), None)
+        assert frontier.view is not None
+        return DraftedLayer(plan, candidates, row.forest.size - finite, len(beams), frontier.view)
+
+
+def _columns(proposal: Proposal) -> torch.Tensor:
+    """The target's token id of each column of a proposal, int64 (Vd,)."""
+    if proposal.token_ids_V is not None:
+        return proposal.token_ids_V
+    return torch.arange(proposal.logits_PV.shape[1], device=proposal.logits_PV.device)

@@ -17,7 +17,7 @@ from .errors import InputError
 from .forest import Forest
 from .kv_pool import CausalModel, KVPool
 from .noise import root_path
-from .rows import Request, Result, Row
+from .rows import History, Request, Result, Row
 from .stats import Stopwatch
 from .verify import Verification, verify_coupled
 from .widths import FixedWidth, WidthPolicy
@@ -140,7 +140,7 @@ class Engine:
         row.stats.layers += len(verification.layers)
         row.live = verification.live
         covered = sum(layer.covered for layer in verification.layers)
-        row.history.update(drafted, covered, verification.log_probs_LV)
+        row.history = row.history.updated(drafted, covered, verification.log_probs_LV)
         if row.finished.done:
             self._pool.clear(row.index)
             if self.drafter is not None:
@@ -173,7 +173,8 @@ class Engine:
             sequences_LT=prompt.unsqueeze(0),
         )
         finished = FinishedBeams(config.num_beams, config.length_penalty, config.early_stopping, config.max_new_tokens)
-        return Row(index, request, forest, live, finished)
+        history = History(torch.empty(0, device=device))
+        return Row(index, request, forest, live, finished, history)
 
     def _slots_needed(self, request: Request) -> int:
         """Slots for the whole prompt and output, and room for wide forests; the pool grows where that is too little."""

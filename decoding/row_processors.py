@@ -48,7 +48,7 @@ def _of_row(processor: Any, number: int, num_prompts: int) -> Any:
             return RepetitionPenaltyLogitsProcessor(processor.penalty, prompt_ignore_length=int(ignored[row]))
     if isinstance(processor, EncoderRepetitionPenaltyLogitsProcessor):
         alone = copy.copy(processor)
-        alone.encoder_input_ids = processor.encoder_input_ids[number : number + 1]
+        alone.encoder_input_ids = cast(torch.LongTensor, processor.encoder_input_ids[number : number + 1])
         return alone
     if isinstance(processor, EncoderNoRepeatNGramLogitsProcessor):
         alone_ngram = copy.copy(processor)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
 from .beams import Beams, FinishedBeams, Hypothesis
 from .config import DecodeConfig
+from .features import summarise_root
 from .forest import Forest
 from .rules import SearchRules
 from .stats import DecodeStats
@@ -40,7 +42,7 @@ class Result:
     stats: DecodeStats
 
 
-@dataclass
+@dataclass(frozen=True)
 class History:
     """What a prompt's past blocks tell about its next one.
 
@@ -48,21 +50,27 @@ class History:
         acceptance: running average of the share of drafted layers that were covered; 0.5 before any block.
         depth: running average of the layers covered per block that drafted any.
         blocks: blocks so far.
-        log_probs_LV: the target's processed log-probabilities, (L, V), at the parents of the live beams; None at first.
+        log_probs_LV: the target's processed log-probabilities, (L, V), at the live beams' parents; empty at first.
     """
 
+    log_probs_LV: torch.Tensor
     acceptance: float = 0.5
     depth: float = 0.0
     blocks: int = 0
-    log_probs_LV: torch.Tensor | None = None
 
-    def update(self, drafted: int, covered: int, log_probs_LV: torch.Tensor, rate: float = 0.2) -> None:
-        """Take in one block that drafted and covered so many layers."""
-        self.blocks += 1
-        self.log_probs_LV = log_probs_LV
+    @cached_property
+    def root_summary(self) -> torch.Tensor:
+        """`features.summarise_root` of the target at the parents of the live beams."""
+        device = self.log_probs_LV.device
+        return summarise_root(self.log_probs_LV if self.log_probs_LV.numel() else None, device)
+
+    def updated(self, drafted: int, covered: int, log_probs_LV: torch.Tensor, rate: float = 0.2) -> History:
+        """The history after a block that drafted and covered so many layers and ended with these log-probabilities."""
+        acceptance, depth = self.acceptance, self.depth
         if drafted:
-            self.acceptance += rate * (covered / drafted - self.acceptance)
-            self.depth += rate * (covered - self.depth)
+            acceptance += rate * (covered / drafted - acceptance)
+            depth += rate * (covered - depth)
+        return History(log_probs_LV, acceptance, depth, self.blocks + 1)
 
 
 @dataclass
@@ -74,8 +82,8 @@ class Row:
     forest: Forest
     live: Beams
     finished: FinishedBeams
+    history: History
     stats: DecodeStats = field(default_factory=DecodeStats)
-    history: History = field(default_factory=History)
 
     @property
     def generated(self) -> int:

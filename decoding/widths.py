@@ -7,7 +7,8 @@ A policy is asked once per layer, before that layer's candidates are drawn, and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -36,21 +37,25 @@ class LayerView:
         layer: index of the layer inside its block, from 0.
         num_beams: beams that the user asked for (W).
         num_parents: nodes that the layer's candidates will extend.
-        compute_features: computes the feature vector; called at most once, and only if the policy or the trace asks.
+        compute_context: computes the features that are known without running the draft at this layer.
+        compute_features: runs the draft, if it has not run yet, and computes all features.
     """
 
     layer: int
     num_beams: int
     num_parents: int
+    compute_context: Callable[[], torch.Tensor]
     compute_features: Callable[[], torch.Tensor]
-    _features: torch.Tensor | None = field(default=None, repr=False)
 
-    @property
+    @cached_property
+    def context_features(self) -> torch.Tensor:
+        """Features known before the draft runs at this layer, float32 (C,), see ``features.CONTEXT_NAMES``."""
+        return self.compute_context()
+
+    @cached_property
     def features(self) -> torch.Tensor:
-        """Feature vector of the layer, float32, shape (F,), as ``features.FEATURE_NAMES`` orders it."""
-        if self._features is None:
-            self._features = self.compute_features()
-        return self._features
+        """Features once the draft has run, float32 (F,), as ``features.FEATURE_NAMES`` orders them."""
+        return self.compute_features()
 
 
 class BlockPlanner(Protocol):

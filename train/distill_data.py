@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from beamwise.decoding.errors import InputError
 
@@ -125,7 +125,7 @@ def write_responses(
             choice = rng.choice(list(settings))
             torch.manual_seed(hash((seed, start)) & 0xFFFFFFFF)
             encoded = tokenizer.pad({"input_ids": [ids for _, ids in batch]}, return_tensors="pt").to(target.device)
-            output = cast(GenerationMixin, target).generate(**encoded, max_new_tokens=max_new_tokens, **choice)
+            output = cast(Any, target).generate(**encoded, max_new_tokens=max_new_tokens, **choice)
             responses = output[:, encoded["input_ids"].shape[1] :].tolist()
             for (row, ids), response in zip(batch, responses, strict=True):
                 if eos in response:
@@ -200,9 +200,7 @@ def teacher_cache(
             for row, index in enumerate(batch):
                 tokens[row, : len(cut[index][0])] = torch.tensor(cut[index][0])
             # causal attention: padding on the right cannot reach the real tokens
-            states = cast(torch.nn.Module, target.base_model)(
-                input_ids=tokens.to(target.device), use_cache=False
-            ).last_hidden_state
+            states = target.base_model(input_ids=tokens.to(target.device), use_cache=False).last_hidden_state
             for row, index in enumerate(batch):
                 hidden[index] = states[row, : len(cut[index][0])].to(torch.bfloat16).cpu()
             if progress is not None:
