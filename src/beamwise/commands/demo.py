@@ -1,0 +1,222 @@
+"""``beamwise demo``: real prompts, decoded by transformers' beam search and by Beamwise in turn."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from rich.console import Console
+from rich.table import Table
+
+from beamwise.decoding.config import DecodeConfig
+from beamwise.decoding.prompts import encode_prompt, read_prompts
+
+from .loading import ASSETS, Models, load_models, silence_libraries
+
+if TYPE_CHECKING:
+    import torch
+
+    from beamwise.decoding.generate import SpeculativeBeams
+    from beamwise.decoding.prompts import Prompt
+
+TRANSFORMERS = "transformers"
+ALONE = "Beamwise, no drafts"
+SPECULATIVE = "Beamwise"
+
+
+@dataclass
+class DemoOptions:
+    """Decode a few real prompts with transformers' beam search and with Beamwise, and compare.
+
+    Each prompt is decoded three times in a row, in an order that rotates: by transformers' own beam search, by Beamwise
+    without a draft, and by Beamwise with one. Prints the texts, then medians over the prompts.
+
+    Attributes:
+        prompts: JSONL file of prompts. Without it, six short ones that come with Beamwise.
+        num_beams: Beams.
+        max_new_tokens: Longest continuation, in tokens.
+        target: Target model: smollm2-135m (installed with Beamwise), a folder, or a Hugging Face id.
+        draft: Draft model: a folder, a Hugging Face id, none, or default (the one shipped for the target, where there
+            is one).
+        drafter: What proposes tokens: model, lookup, union, or auto (union where there is a draft, else lookup).
+        gamma: Layers drafted in one block.
+        draft_width: Candidates drafted at each layer. Without it, --num-beams + 4.
+        dtype: Of the weights and the forward pass.
+        device: auto, cpu, cuda, ...
+    """
+
+    prompts: str | None = None
+    num_beams: int = 4
+    max_new_tokens: int = 64
+    target: str = "smollm2-135m"
+    draft: str = "default"
+    drafter: Literal["auto", "model", "lookup", "union"] = "auto"
+    gamma: int = 4
+    draft_width: int | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        DecodeConfig(num_beams=self.num_beams, max_new_tokens=self.max_new_tokens)  # validates
+
+
+@dataclass(frozen=True)
+class Run:
+    """One prompt decoded by one method.
+
+    Attributes:
+        tokens: int64 (T,), the new tokens, EOS included.
+        seconds: wall clock of the whole call of ``generate``.
+        forwards: forwards of the target.
+        acceptance: layers advanced per forward.
+        log_likelihood: mean per new token under the target, from one plain forward.
+    """
+
+    tokens: torch.Tensor
+    seconds: float
+    forwards: int
+    acceptance: float
+    log_likelihood: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of the returned text per second."""
+        return self.tokens.shape[0] / self.seconds
+
+
+Method = Callable[[list[int]], Run]
+
+
+def demo(options: DemoOptions) -> None:
+    """Decode the prompts with each method, and print texts and a table.
+
+    Raises:
+        BeamwiseError: bad input.
+    """
+    console = Console(highlight=False)
+    prompts = read_prompts(options.prompts or ASSETS / "demo_prompts.jsonl")
+    silence_libraries()
+    models = load_models(options.target, options.draft, options.drafter, options.dtype, options.device)
+    from .decode import check_lengths
+
+    tokens = [encode_prompt(models.tokenizer, prompt.text) for prompt in prompts]
+    check_lengths(models, prompts, tokens, options.max_new_tokens)
+    methods = _methods(models, options)
+    for method in methods.values():  # once apart from the measured runs: buffers, kernels, checks of the model
+        method(tokens[0])
+    runs: dict[str, list[Run]] = {name: [] for name in methods}
+    for number, (prompt, ids) in enumerate(zip(prompts, tokens, strict=True)):
+        names = list(methods)
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            runs[name].append(methods[name](ids))
+        _print_text(console, models, prompt, runs[SPECULATIVE][-1])
+    _print_table(console, runs, options, _describe_drafter(models, options))
+
+
+def _methods(models: Models, options: DemoOptions) -> dict[str, Method]:
+    from beamwise.decoding.generate import SpeculativeBeams
+
+    arguments = {"num_beams": options.num_beams, "max_new_tokens": options.max_new_tokens, "do_sample": False}
+    alone = SpeculativeBeams(drafter="none", batch_size=1)
+    speculative = SpeculativeBeams(models.draft, options.drafter, options.gamma, options.draft_width, batch_size=1)
+    return {
+        TRANSFORMERS: lambda ids: _decode(models, ids, arguments, None),
+        ALONE: lambda ids: _decode(models, ids, arguments, alone),
+        SPECULATIVE: lambda ids: _decode(models, ids, arguments, speculative),
+    }
+
+
+def _decode(models: Models, ids: list[int], arguments: dict[str, Any], beams: SpeculativeBeams | None) -> Run:
+    """One timed call of ``generate``: transformers' own where ``beams`` is None. Forwards are counted."""
+    from .decode import cut_at_eos, pad_left
+
+    forwards = 0
+
+    def count(*_: Any) -> None:
+        nonlocal forwards
+        forwards += 1
+
+    inputs = pad_left([ids], models.target.device)
+    chosen = {} if beams is None else {"custom_generate": beams}
+    generate = cast(Any, models.target).generate
+    hook = cast("torch.nn.Module", models.target).register_forward_hook(count)
+    try:
+        start = time.perf_counter()
+        output = generate(**inputs, **arguments, **chosen, return_dict_in_generate=True)
+        sequence = output.sequences[0].cpu()  # waits for the device
+        seconds = time.perf_counter() - start
+    finally:
+        hook.remove()
+    new_tokens = cut_at_eos(sequence[len(ids) :], models)
+    return Run(
+        tokens=new_tokens,
+        seconds=seconds,
+        forwards=forwards if beams is None else beams.stats.target_forwards,
+        acceptance=1.0 if beams is None else beams.stats.mean_acceptance_length,
+        log_likelihood=_log_likelihood(models, ids, new_tokens),
+    )
+
+
+def _log_likelihood(models: Models, ids: list[int], new_tokens_T: torch.Tensor) -> float:
+    import torch
+
+    tokens = torch.cat([torch.tensor(ids), new_tokens_T]).to(models.target.device)
+    with torch.inference_mode():
+        logits = models.target(input_ids=tokens.unsqueeze(0), use_cache=False).logits[0, len(ids) - 1 : -1].float()
+    chosen = logits.log_softmax(dim=1).gather(1, tokens[len(ids) :].unsqueeze(1))
+    return float(chosen.mean())
+
+
+def _describe_drafter(models: Models, options: DemoOptions) -> str:
+    kind = options.drafter
+    if kind == "auto":
+        kind = "lookup" if models.draft is None else "union"
+    return {"model": "draft model", "lookup": "n-gram lookup", "union": "draft model and n-gram lookup"}[kind]
+
+
+def _print_text(console: Console, models: Models, prompt: Prompt, run: Run) -> None:
+    console.print(f"[bold]{prompt.id}[/bold]", end="  ")
+    console.print(prompt.text, markup=False, style="dim")
+    console.print(str(models.tokenizer.decode(run.tokens, skip_special_tokens=True)).strip(), markup=False)
+    console.print()
+
+
+def _print_table(console: Console, runs: dict[str, list[Run]], options: DemoOptions, drafter: str) -> None:
+    baseline = runs[TRANSFORMERS]
+    count = len(baseline)
+    table = Table(
+        title=f"{options.target}, {options.num_beams} beams, {options.dtype}, {count} prompts: medians",
+        caption=f"Drafts: {drafter}, gamma {options.gamma}.",
+    )
+    table.add_column("")
+    for name in runs:
+        table.add_column(name, justify="right")
+
+    def add_row(title: str, measure: Callable[[Run, Run], float], digits: int) -> None:
+        medians = [
+            statistics.median(measure(run, base) for run, base in zip(measured, baseline, strict=True))
+            for measured in runs.values()
+        ]
+        table.add_row(title, *(f"{median:.{digits}f}" for median in medians))
+
+    add_row("tokens / second", lambda run, _: run.tokens_per_second, 1)
+    add_row("speed-up", lambda run, base: run.tokens_per_second / base.tokens_per_second, 2)
+    add_row("target forwards / token", lambda run, _: run.forwards / run.tokens.shape[0], 2)
+    add_row("mean acceptance length", lambda run, _: run.acceptance, 2)
+    add_row("log-likelihood / token", lambda run, _: run.log_likelihood, 3)
+    equal = {name: sum(map(_equal, measured, baseline)) for name, measured in runs.items()}
+    table.add_row("equal outputs", *(f"{number} of {count}" for number in equal.values()))
+    console.print(table)
+    if any(number < count for number in equal.values()) and options.dtype != "float32":
+        console.print(
+            f"{options.dtype} rounds differently in forwards of different shapes, so beams that nearly tie can change "
+            "places. With --dtype float32 outputs are equal token for token, exact ties apart.",
+            markup=False,
+        )
+
+
+def _equal(one: Run, other: Run) -> bool:
+    return one.tokens.tolist() == other.tokens.tolist()
