@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .attention import GROUPED
-from .errors import UnsupportedError
+from .errors import NumericalError, UnsupportedError
 from .forest import Forest
 from .kv_pool import CausalModel, KVPool
 
@@ -23,6 +23,7 @@ def check_model(model: CausalModel) -> None:
 
     Raises:
         UnsupportedError: naming the model and what is not supported.
+        NumericalError: its logits are NaN.
     """
     hf_model, config = model.model, model.model.config
     name = type(hf_model).__name__
@@ -90,6 +91,10 @@ def _compare_with_plain_forward(model: CausalModel, name: str) -> None:
     plain_left = model.model(input_ids=left, use_cache=False).logits[0]
     plain_right = model.model(input_ids=right, use_cache=False).logits[0]
     plain = torch.stack([plain_left[3], plain_right[3], plain_left[4]]).double()
+    if bool(plain.isnan().any()):
+        raise NumericalError(
+            f"{name} returns NaN logits in {model.model.dtype}: check its weights, or take a wider dtype"
+        )
     difference = float((ours - plain).norm() / plain.norm().clamp_min(1e-30))
     if not difference <= _TOLERANCE.get(model.model.dtype, 0.1):
         raise UnsupportedError(
