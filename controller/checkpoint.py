@@ -1,0 +1,240 @@
+"""A controller on disk: a folder with ``config.json`` and ``model.safetensors``, and nothing pickled (design §6)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import ModelHubMixin, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from beamwise.decoding.errors import ConfigError, FormatError, ModelError
+from beamwise.decoding.features import FEATURE_NAMES, SCHEMA_VERSION, schema_hash
+
+from .latency import LatencyProfile
+from .policy import LearnedWidth
+from .predictor import PredictorConfig, WidthPredictor
+
+FORMAT = "beamwise-controller"
+VERSION = 1
+_CONFIG = "config.json"
+_WEIGHTS = "model.safetensors"
+_MODEL_CARD = """---
+{{ card_data }}
+---
+
+A width controller for Beamwise: it decides how deep and how wide to draft in
+speculative beam decoding. `config.json` names the models it was trained for and what was measured on held-out prompts.
+Use it with `SpeculativeBeams(draft_model=..., controller="this repository")`.
+"""
+
+
+@dataclass
+class ControllerInfo:
+    """What a controller's ``config.json`` says besides its weights' hash.
+
+    Attributes:
+        predictor: shape of the predictor.
+        profile: latency profile of the device it plans for, or None.
+        models: names of target, draft and drafter whose traces it learned from.
+        num_beams: numbers of beams in those traces.
+        metrics: measured on held-out prompts.
+        training: data fingerprints and settings.
+        versions: of the software that made it.
+        schema: hash of the feature schema.
+        schema_version: its version.
+        feature_names: in order.
+        format: always ``"beamwise-controller"``.
+        version: of this format.
+    """
+
+    predictor: PredictorConfig
+    profile: LatencyProfile | None = None
+    models: dict[str, str] = field(default_factory=dict)
+    num_beams: list[int] = field(default_factory=list)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=lambda: _versions())
+    schema: str = field(default_factory=schema_hash)
+    schema_version: int = SCHEMA_VERSION
+    feature_names: list[str] = field(default_factory=lambda: list(FEATURE_NAMES))
+    format: str = FORMAT
+    version: int = VERSION
+
+
+class Controller(
+    ModelHubMixin,
+    model_card_template=_MODEL_CARD,
+    library_name="beamwise",
+    tags=["speculative-decoding", "beam-search"],
+    license="apache-2.0",
+):
+    """A trained predictor and all that is needed to plan with it.
+
+    ``save_pretrained`` and ``push_to_hub`` come from the Hub's mixin.
+
+    Args:
+        network: the predictor.
+        info: its description.
+    """
+
+    def __init__(self, network: WidthPredictor, info: ControllerInfo) -> None:
+        self.network = network.eval()
+        self.info = info
+
+    def policy(self, profile: LatencyProfile | None = None, **settings: Any) -> LearnedWidth:
+        """The width policy.
+
+        Args:
+            profile: of this device; None takes the controller's own.
+            **settings: passed on to `LearnedWidth` (mode, threshold, min_width, max_gamma, max_draft_width).
+
+        Raises:
+            ConfigError: a setting out of range, or no profile at all.
+        """
+        profile = profile if profile is not None else self.info.profile
+        if profile is None:
+            raise ConfigError("This controller has no latency profile: measure one with beamwise profile and give it")
+        return LearnedWidth(self.network, profile, **settings)
+
+    def check_models(self, models: Mapping[str, str]) -> None:
+        """Refuse a pair of models other than the one it learned from.
+
+        Args:
+            models: names of the running target, draft, drafter; missing ones are not checked.
+
+        Raises:
+            ModelError: they differ.
+        """
+        for role, name in models.items():
+            known = self.info.models.get(role, name)
+            if known != name:
+                raise ModelError(
+                    f"This controller was trained with the {role} '{known}', not '{name}': use that one, or collect "
+                    "traces of yours and train a controller"
+                )
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        """Write both files, each renamed into place, the configuration last: without it there is no controller."""
+        scratch = save_directory / f".{_WEIGHTS}.writing"
+        state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.network.state_dict().items()}
+        save_file(state, scratch)
+        weights_sha256 = _sha256(scratch)
+        scratch.replace(save_directory / _WEIGHTS)
+        raw = json.loads(json.dumps({**asdict(self.info), "weights_sha256": weights_sha256}))
+        raw["digest"] = _digest(raw)
+        scratch = save_directory / f".{_CONFIG}.writing"
+        scratch.write_text(json.dumps(raw, indent=2) + "\n")
+        scratch.replace(save_directory / _CONFIG)
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+    ) -> Controller:
+        """Load a controller.
+
+        Args:
+            pretrained_model_name_or_path: a folder, or a Hub id.
+            revision: of the Hub repository.
+            token: for private Hub repositories.
+            cache_dir: of the Hub.
+            local_files_only: never ask the Hub.
+
+        Raises:
+            ModelError: neither a folder nor found on the Hub.
+            FormatError: a foreign, damaged or changed controller, or one of another format or feature schema.
+        """
+        name = str(pretrained_model_name_or_path)
+        folder = Path(name)
+        if not folder.is_dir():
+            try:
+                downloaded = snapshot_download(
+                    name,
+                    revision=revision,
+                    token=token,
+                    cache_dir=cache_dir,
+                    local_files_only=local_files_only,
+                    allow_patterns=[_CONFIG, _WEIGHTS],
+                )
+            except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+                raise ModelError(
+                    f"There is no controller '{name}': give a folder from beamwise train, or a Hub id ({error})"
+                ) from error
+            folder = Path(downloaded)
+        raw = _read_config(folder)
+        network, info = _build(folder, raw)
+        return cls(network, info)
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: version(name) for name in ("beamwise", "torch")}}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(raw: Mapping[str, Any]) -> str:
+    """Fingerprint of a configuration (its own digest left out)."""
+    rest = {name: value for name, value in raw.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / _CONFIG
+    try:
+        raw = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise FormatError(f"'{path}' cannot be read as a controller's configuration: {error}") from error
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        raise FormatError(f"'{folder}' is not a Beamwise controller: its {_CONFIG} has no format '{FORMAT}'")
+    if raw.get("version") != VERSION:
+        raise FormatError(
+            f"'{folder}' is a controller of format version {raw.get('version')}, this Beamwise reads version "
+            f"{VERSION}: update Beamwise, or train a controller with this one"
+        )
+    if raw.get("schema") != schema_hash():
+        raise FormatError(
+            f"'{folder}' was trained on feature schema {raw.get('schema')} (version {raw.get('schema_version')}), the "
+            f"engine computes {schema_hash()} (version {SCHEMA_VERSION}): update Beamwise, or train a controller again"
+        )
+    if raw.get("digest") != _digest(raw):
+        raise FormatError(f"'{path}' was changed or damaged since it was written: fetch or train the controller again")
+    return raw
+
+
+def _build(folder: Path, raw: dict[str, Any]) -> tuple[WidthPredictor, ControllerInfo]:
+    path = folder / _WEIGHTS
+    try:
+        if _sha256(path) != raw["weights_sha256"]:
+            raise FormatError(f"'{path}' was changed or damaged since it was written: fetch the controller again")
+        state = load_file(path)
+        shape = raw["predictor"]
+        config = PredictorConfig(shape["max_width"], tuple(shape["edges"]), shape["hidden"])
+        network = WidthPredictor(config)
+        network.load_state_dict(state)
+        profile = None if raw["profile"] is None else LatencyProfile.from_dict(raw["profile"])
+        names = set(raw) - {"weights_sha256", "digest", "predictor", "profile"}
+        info = ControllerInfo(predictor=config, profile=profile, **{name: raw[name] for name in names})
+    except (OSError, SafetensorError, KeyError, TypeError, RuntimeError) as error:
+        raise FormatError(f"'{folder}' does not hold the controller that its {_CONFIG} describes: {error}") from error
+    if not all(torch.isfinite(tensor).all() for tensor in state.values()):
+        raise FormatError(f"'{path}' holds values that are not finite: train the controller again")
+    return network, info

@@ -1,0 +1,234 @@
+"""The learned width policy: draft a layer while it is worth more than it costs (design §6).
+
+Decoding is a renewal process: blocks follow each other, each advances some layers and takes some time. The rate of
+the whole is best when every block maximises (expected layers) - (best rate) x (expected time), so a further layer is
+drafted while the layers it is expected to add exceed the rate times the milliseconds it adds. The rate is the policy's
+own running average, and so is the value of the layers that may follow one that is covered.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from beamwise.decoding.errors import ConfigError
+from beamwise.decoding.widths import BlockPlanner, LayerPlan, LayerView
+
+from .latency import LatencyProfile
+from .predictor import WidthPredictor
+
+_MEMORY = 0.98
+"""Share of the running sums that the next block keeps: the rate looks back about 50 blocks."""
+_LEARNING = 0.05
+"""Step of the running values of further layers."""
+
+
+@dataclass
+class _Ledger:
+    """Running averages of decoding with one number of beams.
+
+    Attributes:
+        layers: expected layers of past blocks, decayed.
+        ms: their expected milliseconds, decayed.
+        onward: for each layer, what planning on from it was worth (layers gained, net of the time they cost), per unit
+            of probability that it is reached.
+    """
+
+    layers: float = 0.0
+    ms: float = 0.0
+    onward: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+
+    def begin(self, ms: float) -> None:
+        """A block starts: the target's forward alone gives one layer for ``ms``."""
+        self.layers = _MEMORY * self.layers + 1.0
+        self.ms = _MEMORY * self.ms + ms
+
+    def add(self, layers: float, ms: float) -> None:
+        """The block's plan grew."""
+        self.layers += layers
+        self.ms += ms
+
+    def learn(self, layer: int, value: float) -> None:
+        """Planning on from a layer turned out to be worth so much."""
+        self.onward[layer] += _LEARNING * (max(value, 0.0) - self.onward[layer])
+
+    @property
+    def rate(self) -> float:
+        """Layers per millisecond."""
+        return self.layers / self.ms
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A layer's best widths.
+
+    Attributes:
+        width: beams to keep.
+        draft_width: candidates to draft.
+        success: probability that the layer is covered.
+        value: layers gained in expectation, net of the target's time; may be negative.
+        target_ms: what the candidates add to the target's forward.
+    """
+
+    width: int
+    draft_width: int
+    success: float
+    value: float
+    target_ms: float
+
+
+class LearnedWidth:
+    """Plans blocks with a `WidthPredictor` and a latency profile; a `WidthPolicy`.
+
+    At each layer the prior network decides whether running the draft can pay; the full network then chooses the draft
+    width, or stops. In exact mode every beam must be covered. In dynamic mode a layer keeps as many beams as are
+    covered with probability ``threshold`` (the paper's rule, with a learned probability), at least ``min_width``.
+
+    The policy keeps running averages, so its plans depend on what it decoded before; in exact mode the output does not.
+
+    Args:
+        predictor: on the CPU.
+        profile: of the device that decodes.
+        mode: ``"exact"`` or ``"dynamic"``.
+        threshold: dynamic mode's probability, between 0 and 1.
+        min_width: dynamic mode's least width.
+        max_gamma: most layers in one block.
+        max_draft_width: widest layer; None allows every edge of the predictor.
+
+    Raises:
+        ConfigError: a setting out of range.
+    """
+
+    def __init__(
+        self,
+        predictor: WidthPredictor,
+        profile: LatencyProfile,
+        mode: Literal["exact", "dynamic"] = "exact",
+        threshold: float = 0.9,
+        min_width: int = 1,
+        max_gamma: int = 8,
+        max_draft_width: int | None = None,
+    ) -> None:
+        if mode not in ("exact", "dynamic"):
+            raise ConfigError(f"mode is '{mode}': use exact or dynamic")
+        if not 0.0 < threshold < 1.0:
+            raise ConfigError(f"threshold is {threshold}: it is a probability, strictly between 0 and 1")
+        if min_width < 1 or max_gamma < 1:
+            raise ConfigError(f"min_width is {min_width} and max_gamma {max_gamma}: both must be at least 1")
+        edges = predictor.config.edges
+        self.draft_widths = [edge for edge in edges if max_draft_width is None or edge <= max_draft_width]
+        if not self.draft_widths:
+            raise ConfigError(f"max_draft_width is {max_draft_width}: the predictor's smallest is {edges[0]}")
+        self.predictor = predictor.eval()
+        self.profile = profile
+        self.mode = mode
+        self.threshold = threshold
+        self.min_width = min_width
+        self.max_gamma = max_gamma
+        self._ledgers: dict[int, _Ledger] = {}
+        self._target_ms = [profile.target(tokens) for tokens in range(max_gamma * edges[-1] + 2 * 64)]
+        self._draft_ms = [profile.draft(tokens) for tokens in range(edges[-1] + 1)]
+
+    def start_block(self, num_beams: int) -> BlockPlanner:
+        """See `WidthPolicy.start_block`.
+
+        Raises:
+            ConfigError: more beams than the predictor was made for.
+        """
+        limit = self.predictor.config.max_width
+        if num_beams > limit:
+            raise ConfigError(
+                f"num_beams is {num_beams}, but this controller predicts for at most {limit}: use fewer beams, fixed "
+                "widths, or train a controller with a larger max_width"
+            )
+        return _LearnedPlanner(self, self._ledgers.setdefault(num_beams, _Ledger()))
+
+    def target_ms(self, tokens: int) -> float:
+        """Milliseconds of a target forward, from a table."""
+        return self._target_ms[tokens] if tokens < len(self._target_ms) else self.profile.target(tokens)
+
+    def draft_ms(self, tokens: int) -> float:
+        """Milliseconds of a draft forward and of drawing its layer, from a table."""
+        forward = self._draft_ms[tokens] if tokens < len(self._draft_ms) else self.profile.draft(tokens)
+        return forward + self.profile.layer_ms
+
+    def choose(
+        self, probs_WJ: Sequence[Sequence[float]], tokens: int, reach: float, onward: float, rate: float
+    ) -> Choice:
+        """The best widths of a layer.
+
+        Args:
+            probs_WJ: success probabilities at the widths that count (one row in exact mode) and draft widths.
+            tokens: in the target's forward so far.
+            reach: probability that the layer is reached.
+            onward: value of planning on once it is covered.
+            rate: layers per millisecond.
+        """
+        best: Choice | None = None
+        before = self.target_ms(tokens)
+        for column, draft_width in enumerate(self.draft_widths):
+            width = self._width([row[column] for row in probs_WJ])
+            success = probs_WJ[width - 1][column]
+            cost = self.target_ms(tokens + draft_width) - before
+            value = reach * success * (1.0 + onward) - rate * cost
+            if best is None or value > best.value:
+                best = Choice(width, draft_width, success, value, cost)
+        assert best is not None
+        return best
+
+    def _width(self, probs_W: Sequence[float]) -> int:
+        """Row to count on, from 1: the widest that reaches the threshold, at least ``min_width``."""
+        if self.mode == "exact":
+            return 1
+        passing = [width for width, prob in enumerate(probs_W, start=1) if prob >= self.threshold]
+        return max(min(self.min_width, len(probs_W)), max(passing, default=1))
+
+    @torch.inference_mode()
+    def rows(self, features: torch.Tensor, num_beams: int, stage: Literal["prior", "full"]) -> list[list[float]]:
+        """Success probabilities of one layer: in exact mode those of ``num_beams`` alone, else one row per width."""
+        net = self.predictor.prior if stage == "prior" else self.predictor.full
+        probs_WJ = net.success_probs(features.to("cpu").unsqueeze(0))[0, :num_beams]
+        rows: list[list[float]] = (probs_WJ[-1:] if self.mode == "exact" else probs_WJ).tolist()
+        return rows
+
+
+class _LearnedPlanner:
+    """Plans one block."""
+
+    def __init__(self, policy: LearnedWidth, ledger: _Ledger) -> None:
+        self.policy = policy
+        self.ledger = ledger
+        self.reach = 1.0
+        self.tokens = 0
+
+    def next_layer(self, view: LayerView) -> LayerPlan | None:
+        policy, ledger = self.policy, self.ledger
+        if view.layer == 0:
+            self.tokens = view.num_parents
+            ledger.begin(policy.target_ms(self.tokens) + policy.profile.block_ms)
+        if view.layer >= policy.max_gamma:
+            return None
+        draft_ms = policy.draft_ms(view.num_parents)
+        drafting = ledger.rate * draft_ms
+        expected = self._choose(view, view.context_features, "prior")
+        if expected.value <= drafting:
+            ledger.learn(view.layer, 0.0)
+            return None
+        choice = self._choose(view, view.features, "full")
+        ledger.learn(view.layer, (choice.value - drafting) / self.reach)
+        if choice.value <= 0.0:
+            ledger.add(0.0, draft_ms)
+            return None
+        self.reach *= choice.success
+        self.tokens += choice.draft_width
+        ledger.add(self.reach, draft_ms + choice.target_ms)
+        return LayerPlan(view.num_beams if policy.mode == "exact" else choice.width, choice.draft_width)
+
+    def _choose(self, view: LayerView, features: torch.Tensor, stage: Literal["prior", "full"]) -> Choice:
+        probs = self.policy.rows(features, view.num_beams, stage)
+        onward = self.ledger.onward[view.layer + 1]
+        return self.policy.choose(probs, self.tokens, self.reach, onward, self.ledger.rate)
