@@ -153,6 +153,10 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert_refused(main(["generalise"]), capsys.readouterr(), "generalise", "generate")
 
 
+def test_missing_required_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert_refused(main(["distil", "--max-steps", "3"]), capsys.readouterr(), "--prompts, --validation-prompts")
+
+
 @pytest.mark.parametrize(
     ("line", "fragment"),
     [

@@ -47,6 +47,7 @@ COMMANDS = {
     "demo": Command(
         "Decode real prompts beside transformers' own beam search.", "commands.demo:demo", "commands.demo:DemoOptions"
     ),
+    "distil": Command("Train a draft model for a target.", "train.distill:distil", "train.distill:DistilConfig"),
 }
 
 
@@ -177,6 +178,8 @@ _REWORDINGS = (
 def _readable(message: str) -> str:
     """A message of the parser in the words of the command line, options as they are typed."""
     message = re.sub(r'Parser key "([^"]+)":\s*', lambda match: f"--{match[1].replace('_', '-')}: ", message)
+    if "arguments are required" in message:
+        message = re.sub(r"\b\w+\.(\w+)", lambda match: f"--{match[1].replace('_', '-')}", message)
     for pattern, words in _REWORDINGS:
         message = re.sub(pattern, words, message, flags=re.DOTALL)
     return message
