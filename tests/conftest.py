@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test needs a network
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads crawl where other processes are busy
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB_SILENT", "true")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin at barriers starve the other worker
