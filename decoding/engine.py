@@ -25,12 +25,24 @@ from .widths import FixedWidth, WidthPolicy
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """What one block did to one prompt, for observers (traces, benchmarks)."""
+    """What one block did to one prompt, for observers (traces, benchmarks).
+
+    Attributes:
+        row: the prompt, after the block.
+        start: its live beams before.
+        layers: what was drafted.
+        verification: what became of it.
+        target_tokens: tokens that the target computed for it.
+        seconds: wall clock of the block by part (draft, target, other), of all its prompts together; empty unless the
+            engine measures.
+    """
 
     row: Row
     start: Beams
     layers: Sequence[DraftedLayer]
     verification: Verification
+    target_tokens: int
+    seconds: dict[str, float]
 
 
 class Engine:
@@ -93,8 +105,7 @@ class Engine:
             while queue and free:
                 number, request = queue.popleft()
                 active[number] = self._enter(free.pop(0), request)
-            with self.watch.time("other"):
-                self.step(list(active.values()))
+            self.step(list(active.values()))
             for number in [number for number, row in active.items() if row.finished.done]:
                 row = active.pop(number)
                 free.append(row.index)
@@ -102,14 +113,30 @@ class Engine:
 
     def step(self, rows: Sequence[Row]) -> None:
         """One block: draft, verify in one target forward, commit."""
+        before = dict(self.watch.seconds)
         rows = sorted(rows, key=lambda row: row.index)
-        starts = [row.live for row in rows]
-        drafts = self._draft(rows)
-        logits = self._target_forward(rows)
-        for row, start, layers, row_logits in zip(rows, starts, drafts, logits, strict=True):
+        with self.watch.time("other"):
+            starts = [row.live for row in rows]
+            tokens = [row.stats.target_tokens for row in rows]
+            drafts = self._draft(rows)
+            logits = self._target_forward(rows)
+            verifications = self._verify(rows, drafts, logits)
+        if self.observer is None:
+            return
+        seconds = {part: total - before.get(part, 0.0) for part, total in self.watch.seconds.items()}
+        for row, start, layers, verification, old in zip(rows, starts, drafts, verifications, tokens, strict=True):
+            computed = row.stats.target_tokens - old
+            self.observer(BlockRecord(row, start, layers, verification, computed, seconds))
+
+    def _verify(
+        self, rows: Sequence[Row], drafts: Sequence[Sequence[DraftedLayer]], logits: Sequence[torch.Tensor]
+    ) -> list[Verification]:
+        """Verify and commit every row's block."""
+        verifications = []
+        for row, layers, row_logits in zip(rows, drafts, logits, strict=True):
             base = row.forest.size - row_logits.shape[0]
             verification = verify_coupled(
-                start,
+                row.live,
                 row.forest,
                 len(layers),
                 lambda nodes, base=base, row_logits=row_logits: row_logits[nodes - base],  # type: ignore[misc]
@@ -119,8 +146,8 @@ class Engine:
                 row.request.prompt_T.shape[0],
             )
             self._commit(row, len(layers), verification)
-            if self.observer is not None:
-                self.observer(BlockRecord(row, start, layers, verification))
+            verifications.append(verification)
+        return verifications
 
     def _target_forward(self, rows: Sequence[Row]) -> list[torch.Tensor]:
         """Logits of every live and drafted node of each row."""

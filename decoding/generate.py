@@ -260,18 +260,21 @@ def _pack(
     hypotheses: list[Hypothesis], prompts: torch.Tensor, config: GenerationConfig, eos_ids: torch.Tensor
 ) -> torch.Tensor | GenerateBeamDecoderOnlyOutput | GenerateDecoderOnlyOutput:
     """Sequences padded to the longest, and transformers' output classes."""
+    single = int(config.num_beams or 1) == 1
     pad = getattr(config, "_pad_token_tensor", None)
-    if pad is not None and (int(pad) != 0 or eos_ids.numel() == 0):
-        fill = int(pad)
-    else:  # as transformers writes it: `pad_token_id or eos_token_id[0]`
-        fill = int(eos_ids[0]) if eos_ids.numel() else -1
+    if single:
+        fill = int(pad) if pad is not None else 0  # without a pad token nothing ever stops early
+    elif eos_ids.numel() == 0:
+        fill = -1
+    else:  # as transformers has it: `pad_token_id or eos_token_id[0]`, so that a pad token 0 does not count
+        fill = int(pad) if pad is not None and int(pad) != 0 else int(eos_ids[0])
     longest = max(hypothesis.sequence_T.shape[0] for hypothesis in hypotheses)
     sequences = prompts.new_full((len(hypotheses), longest), fill)
     for row, hypothesis in enumerate(hypotheses):
         sequences[row, : hypothesis.sequence_T.shape[0]] = hypothesis.sequence_T
     if not config.return_dict_in_generate:
         return sequences
-    if int(config.num_beams or 1) == 1:
+    if single:
         return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
     scores = torch.tensor([hypothesis.score for hypothesis in hypotheses], device=sequences.device)
     return GenerateBeamDecoderOnlyOutput(sequences=sequences, sequences_scores=scores)  # type: ignore[arg-type]

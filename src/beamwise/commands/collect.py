@@ -1,0 +1,185 @@
+"""`beamwise collect`: decode prompts with an exploring policy and log what every layer saw and did."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from beamwise.decoding.errors import ConfigError
+from beamwise.decoding.prompts import Prompt, encode_prompt, read_prompts
+
+from .loading import load_models, silence_libraries
+
+if TYPE_CHECKING:
+    from .loading import Models
+
+_RESUMABLE = ("out", "limit", "prompts_per_shard", "device", "wandb")
+"""Options that may differ when a run is continued."""
+
+
+@dataclass
+class CollectOptions:
+    """Decode prompts and log features and outcomes of every drafted layer, for training a controller.
+
+    Widths, draft widths and depths are drawn at random, so that all outcomes are seen; what is decoded is the same as
+    ever. A run that was cut off continues where it stopped when it is started again.
+
+    Attributes:
+        prompts: JSONL file of prompts.
+        out: Folder of the traces.
+        run: Name of the run, a key of every row.
+        num_beams: Beams, taken in turn, prompt by prompt.
+        sampling: Decode greedily, by sampling, or by turns.
+        temperature: When sampling.
+        top_k: When sampling; 0 is all tokens.
+        max_new_tokens: Longest continuation, in tokens.
+        gamma: Most layers drafted in one block.
+        draft_widths: Draft widths to draw from.
+        limit: Prompts to decode, evenly spaced in the file; 0 takes all.
+        seed: Of everything drawn at random.
+        target: Target model: a name, folder or Hugging Face id.
+        draft: Draft model: a folder, a Hugging Face id, none, or default.
+        drafter: What proposes tokens, as in `beamwise generate`.
+        dtype: Of the weights and the forward pass.
+        device: auto, cpu, cuda, ...
+        prompts_per_shard: Prompts committed together; a killed run loses at most these.
+        wandb: Log progress to wandb (offline unless WANDB_MODE says otherwise).
+    """
+
+    prompts: str
+    out: str
+    run: str = "collect"
+    num_beams: list[int] = field(default_factory=lambda: [1, 2, 4])
+    sampling: Literal["both", "greedy", "sample"] = "both"
+    temperature: float = 1.0
+    top_k: int = 50
+    max_new_tokens: int = 96
+    gamma: int = 5
+    draft_widths: list[int] = field(default_factory=lambda: [4, 8, 16, 24, 32])
+    limit: int = 0
+    seed: int = 0
+    target: str = "smollm2-135m"
+    draft: str = "default"
+    drafter: Literal["auto", "model", "lookup", "union"] = "auto"
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    device: str = "auto"
+    prompts_per_shard: int = 8
+    wandb: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.num_beams or min(self.num_beams) < 1:
+            raise ConfigError(f"num_beams is {self.num_beams}: give at least one number, each at least 1")
+        if self.max_new_tokens < 2 or self.limit < 0:
+            raise ConfigError("max_new_tokens must be at least 2 and limit at least 0")
+        if self.temperature <= 0.0:
+            raise ConfigError(
+                f"temperature is {self.temperature}: it must be above 0 (--sampling greedy draws nothing)"
+            )
+
+
+def collect(options: CollectOptions) -> Path:
+    """Run the command.
+
+    Raises:
+        ConfigError: bad options, or traces of another run in the folder.
+        InputError: a bad prompts file.
+        ModelError: a model that cannot be loaded or paired.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from beamwise.decoding.trace import TraceWriter
+
+    prompts = read_prompts(options.prompts)
+    if options.limit:
+        prompts = prompts[:: -(-len(prompts) // options.limit)]
+    silence_libraries()
+    models = load_models(options.target, options.draft, options.drafter, options.dtype, options.device)
+    settings = {name: value for name, value in asdict(options).items() if name not in _RESUMABLE}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with (
+        TraceWriter(options.out, options.run, settings, options.prompts_per_shard) as writer,
+        Progress(*columns, console=Console(stderr=True)) as progress,
+        _Tracker(options) as tracker,
+    ):
+        task = progress.add_task("prompts", total=len(prompts))
+        done, rows = writer.done_prompts(), writer.rows
+        collector = Collector(models, options)
+        for index, prompt in enumerate(prompts):
+            if prompt.id not in done:
+                log = collector.decode(index, prompt)
+                writer.add_prompt(prompt.id, log.layer_rows, log.block_rows)
+                rows += len(log.layer_rows)
+                tracker.log(index, rows, log.block_rows)
+            progress.update(task, advance=1, description=f"{rows} layer rows, prompts")
+    return Path(options.out)
+
+
+class Collector:
+    """Decodes prompts one at a time; each depends on its index and the seed alone, so runs can be cut and joined."""
+
+    def __init__(self, models: Models, options: CollectOptions) -> None:
+        from beamwise.decoding.generate import SpeculativeBeams
+        from beamwise.decoding.trace_log import TraceLog
+
+        self.models = models
+        self.options = options
+        self.log = TraceLog()
+        self.beams = SpeculativeBeams(
+            models.draft, drafter=options.drafter, observer=self.log, measure=True, batch_size=1
+        )
+
+    def decode(self, index: int, prompt: Prompt) -> Any:
+        """Decode a prompt; the log holds its rows until the next one."""
+        import torch
+
+        from beamwise.decoding.widths import RandomWidth
+
+        options = self.options
+        turn = index // len(options.num_beams) % 2 == 1
+        do_sample = options.sampling == "sample" or (options.sampling == "both" and turn)
+        self.beams.policy = RandomWidth(options.gamma, tuple(options.draft_widths), options.seed * 1_000_003 + index)
+        self.beams.seed = options.seed * 1_000_003 + index
+        self.log.begin()
+        ids = torch.tensor([encode_prompt(self.models.tokenizer, prompt.text)], device=self.models.target.device)
+        sampling: dict[str, Any] = {"temperature": options.temperature, "top_k": options.top_k} if do_sample else {}
+        self.models.target.generate(  # type: ignore[operator]
+            ids,
+            attention_mask=torch.ones_like(ids),
+            num_beams=options.num_beams[index % len(options.num_beams)],
+            do_sample=do_sample,
+            max_new_tokens=options.max_new_tokens,
+            custom_generate=self.beams,
+            **sampling,
+        )
+        return self.log
+
+
+class _Tracker:
+    """Progress in wandb, where it is wanted."""
+
+    def __init__(self, options: CollectOptions) -> None:
+        self._options = options
+        self._run: Any = None
+
+    def __enter__(self) -> _Tracker:
+        if self._options.wandb:
+            import os
+
+            import wandb
+
+            mode: Any = os.environ.get("WANDB_MODE", "offline")
+            folder = str(Path(self._options.out))
+            self._run = wandb.init(project="beamwise-collect", dir=folder, mode=mode, config=asdict(self._options))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._run is not None:
+            self._run.finish()
+
+    def log(self, index: int, rows: int, blocks: list[Any]) -> None:
+        """One prompt is done."""
+        if self._run is not None:
+            layers = sum(block.layers for block in blocks)
+            self._run.log({"prompt": index, "layer_rows": rows, "mean_acceptance_length": layers / len(blocks)})
