@@ -149,7 +149,8 @@ class Outcomes:
     Attributes:
         event: bool (N, W, J), covered within this bin.
         survived: bool (N, W, J), known not to be covered up to this bin's edge.
-        known: bool (N, W, J), success at (w, edge) was observed whatever it is: as many candidates were drafted.
+        known: bool (N, W, J), success at (w, edge) was observed whatever it is: as many candidates were drafted. Cells
+            with fewer candidates than beams are left out, since there is nothing to predict.
         success: bool (N, W, J), covered with ``edge`` candidates; meaningful where known.
     """
 
@@ -185,7 +186,7 @@ def grid_outcomes(
     return Outcomes(
         event=valid & success & (needed > lower),
         survived=valid & torch.where(covered, needed > edge_J, edge_J <= limit),
-        known=(valid & (edge_J <= limit)).expand(success.shape),
+        known=valid & (edge_J <= limit) & (edge_J >= widths.unsqueeze(1)),
         success=success,
     )
 
