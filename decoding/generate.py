@@ -110,6 +110,11 @@ class SpeculativeBeams:
         """What the last call cost, all prompts together."""
         self._engine: Engine | None = None
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Wall-clock seconds by part (draft, target, other) of all calls so far; empty unless ``measure``."""
+        return {} if self._engine is None else dict(self._engine.watch.seconds)
+
     def engine(self, target: PreTrainedModel, num_beams: int) -> Engine:
         """The engine for a target model; kept between calls."""
         policy = self.policy or FixedWidth(self.gamma, self.draft_width or num_beams + 4)

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from beamwise.decoding.draft_model import DraftCheckpoint, build_draft, save_draft
 from beamwise.decoding.errors import ConfigError
 from beamwise.decoding.models import load_model
+from beamwise.decoding.prompts import Prompt, read_prompts
 
 from .distill_data import (
     RESPONSE_SETTINGS,
@@ -27,7 +28,6 @@ from .distill_data import (
     TeacherSequence,
     fingerprint,
     frequent_tokens,
-    read_prompts,
     teacher_cache,
     write_responses,
 )
@@ -154,14 +154,14 @@ def distil(config: DistilConfig) -> Path:
 
 def _prepare(config: DistilConfig, work: Path) -> _Data:
     """Responses and teacher states of the training and validation prompts, from the cache where they are there."""
-    rows = read_prompts(config.prompts)
+    prompts = [prompt for file in config.prompts for prompt in read_prompts(file)]
     held_out = []
     for file in config.validation_prompts:  # evenly spaced, since files are often sorted by category
-        candidates = read_prompts([file])
+        candidates = read_prompts(file)
         held_out += candidates[:: -(-len(candidates) // config.validation_rows)]
     writer, tokenizer = load_model(config.target, dtype=_writer_dtype(config), device=config.device)
     settings = RESPONSE_SETTINGS if config.on_policy else ()
-    train = _responses(config, writer, tokenizer, rows, work / "responses.jsonl", settings)
+    train = _responses(config, writer, tokenizer, prompts, work / "responses.jsonl", settings)
     validation = _responses(config, writer, tokenizer, held_out, work / "validation.jsonl", _VALIDATION_SETTINGS)
     vocab_size = int(writer.config.get_text_config().vocab_size)
     token_ids = frequent_tokens(train, config.vocabulary, vocab_size) if config.vocabulary else None
@@ -187,16 +187,16 @@ def _responses(
     config: DistilConfig,
     writer: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    rows: Sequence[dict[str, str]],
+    prompts: Sequence[Prompt],
     cache: Path,
     settings: Sequence[Sampling],
 ) -> list[Record]:
     console = Console(stderr=True)
-    with console.status(f"responses to {len(rows)} prompts") as status:
+    with console.status(f"responses to {len(prompts)} prompts") as status:
         return write_responses(
             writer,
             tokenizer,
-            rows,
+            prompts,
             cache,
             settings=settings,
             max_prompt_tokens=config.max_prompt_tokens,

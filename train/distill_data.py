@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from beamwise.decoding.errors import InputError
+from beamwise.decoding.prompts import Prompt, encode_prompt
 
 Sampling = dict[str, Any]
 RESPONSE_SETTINGS: tuple[Sampling, ...] = (
@@ -42,46 +43,10 @@ class Record:
     response_ids: list[int]
 
 
-def read_prompts(files: Sequence[str]) -> list[dict[str, str]]:
-    """Rows of JSONL files: ``prompt``, and optionally ``id``, ``category``, ``response``.
-
-    Raises:
-        InputError: a file that cannot be read, or a bad line (named by number).
-    """
-    rows = []
-    for file in files:
-        try:
-            lines = Path(file).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"'{file}' cannot be read: {error}") from error
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise InputError(f"{file}:{number}: not JSON ({error}): write one JSON object a line") from error
-            if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
-                raise InputError(f"{file}:{number}: no text under 'prompt': each line needs one")
-            row.setdefault("id", f"{Path(file).stem}-{number}")
-            row.setdefault("category", Path(file).stem)
-            rows.append(row)
-    return rows
-
-
-def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
-    """Token ids of a user's prompt, through the chat template where the tokenizer has one."""
-    if tokenizer.chat_template is None:
-        return list(tokenizer(prompt)["input_ids"])
-    chat = [{"role": "user", "content": prompt}]
-    encoded = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)
-    return list(cast("dict[str, list[int]]", encoded)["input_ids"])
-
-
 def write_responses(
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    rows: Sequence[dict[str, str]],
+    prompts: Sequence[Prompt],
     cache: Path,
     *,
     settings: Sequence[Sampling] = RESPONSE_SETTINGS,
@@ -91,14 +56,14 @@ def write_responses(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Record]:
-    """Responses for prompts: a row's own where it has one and ``settings`` is empty, else written by the target.
+    """Responses for prompts, written by the target; or the records' own ``response``, where ``settings`` is empty.
 
     Args:
         target: writes the responses, batched with left padding.
         tokenizer: its tokenizer.
-        rows: from `read_prompts`.
+        prompts: from `decoding.prompts.read_prompts`.
         cache: JSONL file of responses; those already there are kept, so an interrupted run continues.
-        settings: decoding settings to draw from, batch by batch; empty to take the rows' own responses.
+        settings: decoding settings to draw from, batch by batch; empty to take the records' own responses.
         max_prompt_tokens: longer prompts are left out.
         max_new_tokens: longest response.
         batch_size: prompts per batch.
@@ -107,15 +72,17 @@ def write_responses(
 
     Returns:
         One record per prompt that was not left out.
+
+    Raises:
+        InputError: a record without a ``response`` where it is wanted.
     """
     eos = tokenizer.eos_token_id
-    items = [(row, prompt_tokens(tokenizer, row["prompt"])) for row in rows]
-    items = [(row, ids) for row, ids in items if 0 < len(ids) <= max_prompt_tokens]
+    items = [(prompt, encode_prompt(tokenizer, prompt.text)) for prompt in prompts]
+    items = [(prompt, ids) for prompt, ids in items if 0 < len(ids) <= max_prompt_tokens]
     if not settings:
-        texts = [(row, ids, tokenizer(row["response"], add_special_tokens=False)["input_ids"]) for row, ids in items]
-        return [Record(row["id"], row["category"], ids, [*text, eos]) for row, ids, text in texts]
+        return [_own_response(tokenizer, prompt, ids) for prompt, ids in items]
     done = {record.id: record for record in _read_records(cache)} if cache.is_file() else {}
-    todo = [(row, ids) for row, ids in items if row["id"] not in done]
+    todo = [(prompt, ids) for prompt, ids in items if prompt.id not in done]
     rng = random.Random(seed)
     rng.shuffle(todo)
     tokenizer.padding_side = "left"
@@ -127,16 +94,28 @@ def write_responses(
             encoded = tokenizer.pad({"input_ids": [ids for _, ids in batch]}, return_tensors="pt").to(target.device)
             output = cast(Any, target).generate(**encoded, max_new_tokens=max_new_tokens, **choice)
             responses = output[:, encoded["input_ids"].shape[1] :].tolist()
-            for (row, ids), response in zip(batch, responses, strict=True):
+            for (prompt, ids), response in zip(batch, responses, strict=True):
                 if eos in response:
                     response = response[: response.index(eos) + 1]
-                record = Record(row["id"], row["category"], ids, response)
+                record = Record(prompt.id, _category(prompt), ids, response)
                 out.write(json.dumps(vars(record)) + "\n")
                 done[record.id] = record
             out.flush()
             if progress is not None:
                 progress(start + len(batch), len(todo))
-    return [done[row["id"]] for row, _ in items]
+    return [done[prompt.id] for prompt, _ in items]
+
+
+def _category(prompt: Prompt) -> str:
+    return str(prompt.record.get("category", "all"))
+
+
+def _own_response(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, ids: list[int]) -> Record:
+    response = prompt.record.get("response")
+    if not isinstance(response, str):
+        raise InputError(f"{prompt.source}: no text under 'response'; off-policy training needs one on each line")
+    text = list(tokenizer(response, add_special_tokens=False)["input_ids"])
+    return Record(prompt.id, _category(prompt), ids, [*text, tokenizer.eos_token_id])
 
 
 def _read_records(path: Path) -> Iterable[Record]:

@@ -7,9 +7,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .api import SpeculativeBeams
     from .decoding import errors
     from .decoding.errors import BeamwiseError
-    from .decoding.generate import SpeculativeBeams
     from .decoding.models import load_model
 
 __all__ = ["BeamwiseError", "SpeculativeBeams", "__version__", "errors", "load_model"]
@@ -17,7 +17,7 @@ __version__ = version("beamwise")
 
 _HOME = {
     "BeamwiseError": "decoding.errors",
-    "SpeculativeBeams": "decoding.generate",
+    "SpeculativeBeams": "api",
     "load_model": "decoding.models",
 }
 

@@ -47,6 +47,14 @@ COMMANDS = {
     "demo": Command(
         "Decode real prompts beside transformers' own beam search.", "commands.demo:demo", "commands.demo:DemoOptions"
     ),
+    "collect": Command(
+        "Log traces for training a controller.", "commands.collect:collect", "commands.collect:CollectOptions"
+    ),
+    "profile": Command(
+        "Measure forwards on this device for a controller.",
+        "commands.profile:profile",
+        "commands.profile:ProfileOptions",
+    ),
     "distil": Command("Train a draft model for a target.", "train.distill:distil", "train.distill:DistilConfig"),
 }
 

@@ -1,0 +1,150 @@
+"""`beamwise profile`: what a forward of the target and of the draft costs on this device, by its tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from beamwise.decoding.errors import ConfigError
+
+from .loading import Models, load_models, silence_libraries
+
+if TYPE_CHECKING:
+    from beamwise.controller.latency import LatencyProfile
+    from beamwise.decoding.drafters import Drafter
+
+
+@dataclass
+class ProfileOptions:
+    """Measure forwards of the target and the draft by token count, and what a layer and a block cost besides.
+
+    A controller plans with these milliseconds. Measure on the device that will decode, and on a quiet machine.
+
+    Attributes:
+        out: File of the profile, .json or .yaml.
+        target: Target model: a name, folder or Hugging Face id.
+        draft: Draft model: a folder, a Hugging Face id, none, or default.
+        drafter: What proposes tokens, as in `beamwise generate`.
+        tokens: Token counts to measure.
+        context: Tokens in the KV pool before the forward.
+        repeats: Forwards per count.
+        dtype: Of the weights and the forward pass.
+        device: auto, cpu, cuda, ...
+    """
+
+    out: str
+    target: str = "smollm2-135m"
+    draft: str = "default"
+    drafter: Literal["auto", "model", "lookup", "union"] = "auto"
+    tokens: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96])
+    context: int = 256
+    repeats: int = 15
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not self.tokens or sorted(set(self.tokens)) != self.tokens or self.tokens[0] < 1:
+            raise ConfigError(f"tokens is {self.tokens}: give increasing counts of at least 1")
+        if self.context < 2:
+            raise ConfigError(f"context is {self.context}: at least 2 tokens")
+
+
+def profile(options: ProfileOptions) -> Path:
+    """Run the command.
+
+    Raises:
+        ConfigError: bad options.
+        ModelError: a model that cannot be loaded or paired.
+    """
+    silence_libraries()
+    models = load_models(options.target, options.draft, options.drafter, options.dtype, options.device)
+    measured = measure_profile(models, options.drafter, options.tokens, options.context, options.repeats)
+    measured.save(options.out)
+    return Path(options.out)
+
+
+def measure_profile(
+    models: Models, drafter: Any, tokens: list[int], context: int = 256, repeats: int = 15
+) -> LatencyProfile:
+    """A latency profile of a pair of models on the device they are on."""
+    import torch
+
+    from beamwise.controller.latency import measure
+    from beamwise.decoding.generate import make_drafter
+    from beamwise.decoding.kv_pool import CausalModel, KVPool
+
+    source = make_drafter(drafter, models.draft, models.target)
+    device = models.target.device
+    capacity = context + 2 * max(tokens)
+    pool = KVPool(CausalModel(models.target), rows=1, capacity=capacity)
+    synchronise = torch.cuda.synchronize if device.type == "cuda" else None
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    with torch.inference_mode():
+        target_forward = _target_forward(pool, context)
+        draft_forward = None if source is None or models.draft is None else _draft_forward(source, context, capacity)
+        forwards = measure(target_forward, draft_forward, tokens, repeats, synchronise, device=name)
+    layer_ms, block_ms = _overheads(models, source)
+    return dataclasses.replace(forwards, layer_ms=layer_ms, block_ms=block_ms)
+
+
+def _target_forward(pool: Any, context: int) -> Callable[[int], object]:
+    import torch
+
+    from beamwise.decoding.forest import Forest
+
+    def forward(count: int) -> object:
+        forest = Forest(torch.arange(context - 1), pool.model.device)
+        root = forest.add_root(torch.tensor([5], device=pool.model.device))
+        if count > 1:
+            forest.add(root.repeat(count - 1), torch.arange(count - 1, device=pool.model.device))
+        pool.filled[0] = min(pool.filled[0], context - 1)
+        return pool.forward([0], [forest], [count if pool.filled[0] else 1])
+
+    forward(1)  # fills the context
+    return forward
+
+
+def _draft_forward(source: Drafter, context: int, capacity: int) -> Callable[[int], object]:
+    import torch
+
+    from beamwise.decoding.drafters import ModelDrafter, UnionDrafter
+    from beamwise.decoding.forest import Forest
+
+    model = source.model if isinstance(source, UnionDrafter) else source
+    assert isinstance(model, ModelDrafter)
+    source.start(1, capacity)
+    device = model.model.device
+
+    def forward(count: int) -> object:
+        forest = Forest(torch.arange(context - 1), device)
+        root = forest.add_root(torch.tensor([5], device=device))
+        forest.add(root.repeat(count), torch.arange(count, device=device))
+        model.pool.filled[0] = min(model.pool.filled[0], context)  # the root too is done
+        sequences = torch.arange(context + 1, device=device).repeat(count, 1)
+        return source.propose([0], [forest], [sequences])
+
+    forward(1)
+    return forward
+
+
+def _overheads(models: Models, source: Drafter | None) -> tuple[float, float]:
+    """Milliseconds besides the forwards: of a drafted layer, and of a block that drafts none."""
+    import torch
+
+    from beamwise.decoding.generate import SpeculativeBeams
+
+    per_block = {}
+    prompt = torch.arange(5, 105, device=models.target.device).unsqueeze(0)
+    for gamma in (0, 4):
+        beams = SpeculativeBeams(drafter=source if source is not None else "none", gamma=gamma, draft_width=8)
+        blocks = [0]
+        beams.observer = lambda record, blocks=blocks: blocks.__setitem__(0, blocks[0] + 1)
+        beams.measure = True
+        arguments = {"num_beams": 4, "max_new_tokens": 32, "eos_token_id": None, "custom_generate": beams}
+        models.target.generate(prompt, attention_mask=torch.ones_like(prompt), **arguments)  # type: ignore[operator]
+        per_block[gamma] = 1e3 * beams.seconds["other"] / blocks[0]
+    return max(per_block[4] - per_block[0], 0.0) / 4, per_block[0]
