@@ -28,7 +28,7 @@ def subset_law(probs: Sequence[float], size: int) -> dict[frozenset[int], float]
 
 
 def transformers_beam_law(log_probs: LogProbs, num_beams: int, max_new: int, eos: int) -> dict[Tokens, float]:
-    """Law of the best returned sequence of ``generate(num_beams, do_sample=True)``, length_penalty 1, no early stopping.
+    """Law of the best sequence of ``generate(num_beams, do_sample=True)``, length_penalty 1, no early stopping.
 
     Args:
         log_probs: processed log-probabilities of the next token after some generated tokens.
