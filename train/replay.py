@@ -1,0 +1,280 @@
+"""Replays width policies on traces: what would each have cost and gained, had it planned the logged blocks?
+
+The trace's own draft widths were drawn at random, so a policy that wants m candidates at a layer can be judged on those
+blocks where at least m were drafted there, weighted by how rarely that happens (inverse-probability weighting). Only
+blocks of the greatest depth are used, so that no policy is cut short by the log. Two things are approximate: with fewer
+parents than were logged, a layer's candidates come in a slightly different order, and so do its features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from beamwise.controller.latency import LatencyProfile
+from beamwise.controller.predictor import WidthPredictor
+from beamwise.decoding.features import CONTEXT_NAMES, FEATURE_NAMES
+from beamwise.decoding.trace import read_blocks, read_layers
+from beamwise.decoding.widths import LayerView, WidthPolicy
+
+from .data import Split, split_of
+
+_DO_SAMPLE = FEATURE_NAMES.index("do_sample")
+
+
+@dataclass(frozen=True)
+class LoggedBlock:
+    """One logged block of G layers, for W beams that must all be covered.
+
+    Attributes:
+        prompt: its prompt.
+        num_beams: W.
+        do_sample: beams were drawn.
+        roots: live beams at its start: tokens of the target's forward besides the drafted ones.
+        features: float32 (G, F).
+        draft_widths: candidates that were drafted at each layer, (G,); a huge number where the draft had no more.
+        needed: candidates needed at each layer, (G,); 0 where not covered or not reached.
+    """
+
+    prompt: str
+    num_beams: int
+    do_sample: bool
+    roots: int
+    features: torch.Tensor
+    draft_widths: list[int]
+    needed: list[int]
+
+    @property
+    def group(self) -> str:
+        """Name of the kind of decoding."""
+        return f"W={self.num_beams} {'sampling' if self.do_sample else 'greedy'}"
+
+
+def load_blocks(folders: Sequence[str], split: Split, fractions: Sequence[float], seed: int) -> list[LoggedBlock]:
+    """The deepest blocks of a split's prompts.
+
+    Args:
+        folders: trace folders.
+        split: which prompts.
+        fractions: of validation and test, as in training.
+        seed: of the split, as in training.
+
+    Raises:
+        FormatError: damaged or foreign traces.
+    """
+    blocks: list[LoggedBlock] = []
+    for folder in folders:
+        columns = ("prompt", "block", "gamma", "target_tokens", "nodes")
+        roots, deepest = {}, 0
+        for batch in read_blocks(folder, columns):
+            for row in batch.to_pylist():
+                roots[row["prompt"], row["block"]] = row["target_tokens"] - row["nodes"]
+                deepest = max(deepest, row["gamma"])
+        layers: dict[tuple[str, int], list[dict[str, object]]] = {}
+        for batch in read_layers(folder):
+            for row in batch.to_pylist():
+                if split_of(row["prompt"], fractions, seed) == split:
+                    layers.setdefault((row["prompt"], row["block"]), []).append(row)
+        blocks += [_block(rows, roots[key]) for key, rows in layers.items() if len(rows) == deepest]
+    return blocks
+
+
+def _block(rows: list[dict[str, object]], roots: int) -> LoggedBlock:
+    def column(name: str) -> list[object]:
+        return [row[name] for row in rows]
+
+    features = torch.tensor(column("features"), dtype=torch.float32)
+    widths = [
+        drafted if drafted == asked else np.iinfo(np.int32).max
+        for drafted, asked in zip(column("drafted"), column("draft_width"), strict=True)
+    ]
+    needed = [values[-1] if values else 0 for values in column("candidates_needed")]  # type: ignore[index]
+    do_sample = bool(features[0, _DO_SAMPLE] > 0.5)
+    beams = int(str(rows[0]["num_beams"]))
+    return LoggedBlock(str(rows[0]["prompt"]), beams, do_sample, roots, features, widths, needed)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class PlannedBlock:
+    """What a policy planned for a logged block: its draft widths, its milliseconds, the layers it may expect."""
+
+    draft_widths: list[int]
+    ms: float
+    expected: float
+
+
+def predict_blocks(blocks: Sequence[LoggedBlock], predictor: WidthPredictor) -> np.ndarray:
+    """P(all beams are covered) by block, layer and edge, float32 (B, G, J)."""
+    features = torch.stack([block.features for block in blocks])
+    with torch.inference_mode():
+        probs = predictor.success_probs(features.flatten(0, 1)).view(
+            *features.shape[:2], -1, len(predictor.config.edges)
+        )
+    rows = [probs[index, :, block.num_beams - 1] for index, block in enumerate(blocks)]
+    return torch.stack(rows).numpy()
+
+
+def plan_block(
+    block: LoggedBlock, policy: WidthPolicy, profile: LatencyProfile, probs_GJ: np.ndarray, edges: Sequence[int]
+) -> PlannedBlock:
+    """Let a policy plan a logged block.
+
+    Args:
+        block: the block.
+        policy: its draft widths must be edges.
+        profile: prices the plan.
+        probs_GJ: from `predict_blocks`: says what any plan may expect.
+        edges: draft widths that ``probs_GJ`` speaks of.
+    """
+    planner = policy.start_block(block.num_beams)
+    planned: list[int] = []
+    ms, expected, reach = profile.block_ms, 1.0, 1.0
+    parents, tokens = block.roots, block.roots
+    for layer, features in enumerate(block.features):
+        view = _view(block, layer, parents, features)
+        plan = planner.next_layer(view)
+        if plan is not None or "features" in view.__dict__:  # the draft ran
+            ms += profile.draft(parents) + profile.layer_ms
+        if plan is None:
+            break
+        reach *= float(probs_GJ[layer, edges.index(plan.draft_width)])
+        expected += reach
+        parents = plan.draft_width
+        tokens += parents
+        planned.append(parents)
+    return PlannedBlock(planned, ms + profile.target(tokens), expected)
+
+
+def _view(block: LoggedBlock, layer: int, parents: int, features: torch.Tensor) -> LayerView:
+    return LayerView(layer, block.num_beams, parents, lambda: features[: len(CONTEXT_NAMES)], lambda: features)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a policy is estimated to do per block.
+
+    Attributes:
+        layers: layers advanced per block.
+        expected: layers that the predictor expected.
+        ms: milliseconds per block, by the profile.
+        depth: layers drafted per block.
+        blocks: blocks that it planned.
+    """
+
+    layers: float
+    expected: float
+    ms: float
+    depth: float
+    blocks: int
+
+    @property
+    def rate(self) -> float:
+        """Layers per second."""
+        return 1e3 * self.layers / self.ms
+
+    @property
+    def expected_rate(self) -> float:
+        """Layers per second that the predictor expected."""
+        return 1e3 * self.expected / self.ms
+
+
+def observation_odds(blocks: Sequence[LoggedBlock]) -> np.ndarray:
+    """P(at least m candidates were drafted at a layer), for m = 0, 1, 2, …, float (M + 1,)."""
+    logged = np.array([width for block in blocks for width in block.draft_widths])
+    finite = logged[logged < np.iinfo(np.int32).max]
+    most = int(finite.max()) if len(finite) else 1
+    return np.array([np.mean(logged >= width) for width in range(most + 1)])
+
+
+def replay(
+    blocks: Sequence[LoggedBlock], policy: WidthPolicy, profile: LatencyProfile, predictor: WidthPredictor
+) -> Replayed:
+    """Estimate a policy on logged blocks of one kind (see the module)."""
+    probs, edges = predict_blocks(blocks, predictor), predictor.config.edges
+    plans = [plan_block(block, policy, profile, probs[index], edges) for index, block in enumerate(blocks)]
+    odds = observation_odds(blocks)
+    layers = 1.0
+    for layer in range(len(blocks[0].features)):
+        weights, hits = 0.0, 0.0
+        planning = [(block, plan) for block, plan in zip(blocks, plans, strict=True) if len(plan.draft_widths) > layer]
+        for block, plan in planning:
+            weight, covered = _follow(block, plan.draft_widths[: layer + 1], odds)
+            weights += weight
+            hits += weight * covered
+        if weights > 0.0:
+            layers += len(planning) / len(blocks) * hits / weights
+    return Replayed(
+        layers=layers,
+        expected=float(np.mean([plan.expected for plan in plans])),
+        ms=float(np.mean([plan.ms for plan in plans])),
+        depth=float(np.mean([len(plan.draft_widths) for plan in plans])),
+        blocks=len(blocks),
+    )
+
+
+def _follow(block: LoggedBlock, widths: Sequence[int], odds: np.ndarray) -> tuple[float, bool]:
+    """Weight of a block for these widths (0 where the log cannot tell), and whether all of them are covered."""
+    weight = 1.0
+    for width, logged, needed in zip(widths, block.draft_widths, block.needed, strict=False):
+        if logged < width:
+            return 0.0, False
+        weight /= odds[width]
+        if not 0 < needed <= width:
+            return weight, False
+    return weight, True
+
+
+def replay_oracle(
+    blocks: Sequence[LoggedBlock], profile: LatencyProfile, predictor: WidthPredictor, seed: int = 0
+) -> Replayed:
+    """Hindsight: every block drafts just what turns out to be accepted, as deep as it pays.
+
+    What the log does not know (how many candidates a layer would have needed that too few were drafted for, and all
+    layers after it) is drawn from the predictor, so this is as good an estimate as the predictor is calibrated. Draft
+    widths are rounded up to the edges and limited to the widest logged, as for every other policy.
+    """
+    widest = len(observation_odds(blocks)) - 1
+    edges = [edge for edge in predictor.config.edges if edge <= widest]
+    generator = np.random.default_rng(seed)
+    choices = []
+    for block, probs_GJ in zip(blocks, predict_blocks(blocks, predictor), strict=True):
+        options = [(1.0, profile.block_ms + profile.target(block.roots))]
+        parents, tokens, draft_ms = block.roots, block.roots, 0.0
+        for needed in _impute(block, probs_GJ[:, : len(edges)], edges, generator):
+            draft_ms += profile.draft(parents) + profile.layer_ms
+            parents = needed
+            tokens += parents
+            options.append((len(options) + 1.0, profile.block_ms + draft_ms + profile.target(tokens)))
+        choices.append(options)
+    rate, layers, ms = 0.0, 1.0, 1.0
+    for _ in range(20):  # Dinkelbach's iteration: the best rate is a fixed point
+        best = [max(options, key=lambda option: option[0] - rate * option[1]) for options in choices]
+        layers, ms = (float(np.mean([option[item] for option in best])) for item in (0, 1))
+        if abs(layers / ms - rate) < 1e-12:
+            break
+        rate = layers / ms
+    return Replayed(layers, layers, ms, layers - 1.0, len(choices))
+
+
+def _impute(
+    block: LoggedBlock, probs_GJ: np.ndarray, edges: Sequence[int], generator: np.random.Generator
+) -> list[int]:
+    """Candidates needed (rounded up to an edge) at each layer up to the first that no edge covers."""
+    path: list[int] = []
+    known = True
+    for logged, needed, probs_J in zip(block.draft_widths, block.needed, probs_GJ, strict=True):
+        if known and needed > 0:
+            column = int(np.searchsorted(edges, needed))
+        else:
+            tried = int(np.searchsorted(edges, logged, side="right")) if known else 0
+            known = False
+            failed = float(probs_J[tried - 1]) if tried else 0.0
+            column = int(np.searchsorted(probs_J, failed + (1.0 - failed) * generator.random()))
+            column = max(column, tried)
+        if column >= len(edges):
+            break
+        path.append(edges[column])
+    return path
