@@ -1,0 +1,151 @@
+"""The learned policy: it drafts where that pays, and only looks at what it needs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from beamwise.controller.latency import LatencyProfile
+from beamwise.controller.policy import LearnedWidth
+from beamwise.controller.predictor import PredictorConfig, WidthPredictor
+from beamwise.decoding.errors import ConfigError
+from beamwise.decoding.features import CONTEXT_NAMES, FEATURE_NAMES
+from beamwise.decoding.widths import LayerPlan, LayerView
+
+EDGES = (2, 4, 8)
+PROFILE = LatencyProfile((1, 2, 4, 8, 16, 32), (20.0, 20.5, 21.0, 23.0, 27.0, 35.0), (2.0,) * 6)
+DEAR_DRAFT = LatencyProfile((1, 32), (20.0, 35.0), (60.0, 60.0))
+
+
+def constant_predictor(prior: list[float], full: list[list[float]]) -> WidthPredictor:
+    """Success probabilities that do not depend on the features: the same rows for each width, or one for all."""
+    predictor = WidthPredictor(PredictorConfig(max_width=len(full), edges=EDGES, hidden=2))
+
+    def fixed(rows: list[list[float]]) -> object:
+        return lambda features: torch.tensor([rows]).expand(len(features), -1, -1)
+
+    predictor.prior.success_probs = fixed([prior] * len(full))  # type: ignore[assignment]
+    predictor.full.success_probs = fixed(full)  # type: ignore[assignment]
+    return predictor
+
+
+class Views:
+    """Layer views that record what was asked for."""
+
+    def __init__(self, num_beams: int) -> None:
+        self.num_beams = num_beams
+        self.drafts = 0
+
+    def view(self, layer: int, parents: int) -> LayerView:
+        def draft() -> torch.Tensor:
+            self.drafts += 1
+            return torch.zeros(len(FEATURE_NAMES))
+
+        return LayerView(layer, self.num_beams, parents, lambda: torch.zeros(len(CONTEXT_NAMES)), draft)
+
+
+def plan(policy: LearnedWidth, views: Views) -> list[LayerPlan]:
+    planner = policy.start_block(views.num_beams)
+    plans: list[LayerPlan] = []
+    while True:
+        parents = plans[-1].draft_width if plans else views.num_beams
+        chosen = planner.next_layer(views.view(len(plans), parents))
+        if chosen is None:
+            return plans
+        plans.append(chosen)
+
+
+def settle(policy: LearnedWidth, views: Views, blocks: int = 200) -> list[LayerPlan]:
+    for _ in range(blocks):
+        plans = plan(policy, views)
+    return plans
+
+
+SURE = [[0.95, 0.96, 0.97]] * 2
+HOPELESS = [[0.01, 0.02, 0.03]] * 2
+
+
+def test_drafts_deep_and_narrow_where_success_is_sure() -> None:
+    policy = LearnedWidth(constant_predictor(SURE[0], SURE), PROFILE, max_gamma=5)
+    plans = settle(policy, Views(2))
+    assert len(plans) == 5
+    assert all(item == LayerPlan(width=2, draft_width=2) for item in plans)
+
+
+def test_drafts_wide_where_only_width_succeeds() -> None:
+    probs = [[0.01, 0.1, 0.9]] * 2
+    plans = settle(LearnedWidth(constant_predictor(probs[0], probs), PROFILE), Views(2))
+    assert plans
+    assert all(item.draft_width == 8 for item in plans)
+
+
+def test_saves_the_draft_where_it_cannot_pay() -> None:
+    views = Views(2)
+    assert settle(LearnedWidth(constant_predictor(HOPELESS[0], HOPELESS), PROFILE), views) == []
+    assert views.drafts == 0
+    assert settle(LearnedWidth(constant_predictor(SURE[0], SURE), DEAR_DRAFT), views) == []
+    assert views.drafts == 0
+
+
+def test_the_full_network_may_still_refuse() -> None:
+    views = Views(2)
+    assert plan(LearnedWidth(constant_predictor(SURE[0], HOPELESS), PROFILE), views) == []
+    assert views.drafts == 1
+
+
+def test_limits() -> None:
+    policy = LearnedWidth(
+        constant_predictor([0.0, 0.5, 0.99], [[0.0, 0.5, 0.99]]), PROFILE, max_draft_width=4, max_gamma=1
+    )
+    plans = plan(policy, Views(1))
+    assert plans == [LayerPlan(width=1, draft_width=4)]
+
+
+@pytest.mark.parametrize(("threshold", "min_width", "width"), [(0.85, 1, 2), (0.95, 1, 1), (0.95, 3, 3), (0.3, 1, 4)])
+def test_dynamic_widths_follow_the_threshold(threshold: float, min_width: int, width: int) -> None:
+    rows = [[0.9, 0.9, 0.9], [0.88, 0.88, 0.88], [0.6, 0.6, 0.6], [0.4, 0.4, 0.4]]
+    policy = LearnedWidth(
+        constant_predictor(rows[0], rows), PROFILE, "dynamic", threshold=threshold, min_width=min_width, max_gamma=1
+    )
+    assert plan(policy, Views(4)) == [LayerPlan(width=width, draft_width=2)]
+
+
+def test_exact_mode_counts_on_all_beams() -> None:
+    rows = [[0.99, 0.99, 0.99], [0.0, 0.0, 0.01]]
+    policy = LearnedWidth(constant_predictor(rows[0], rows), PROFILE, max_gamma=1)
+    assert plan(policy, Views(2)) == []
+    assert plan(policy, Views(1)) == [LayerPlan(width=1, draft_width=2)]
+
+
+def test_the_fixed_point_beats_every_fixed_setting() -> None:
+    """Layers covered with probability 0.6 by 4 candidates: the settled plan has the best rate of all (gamma, m)."""
+    probs = [0.3, 0.6, 0.65]
+
+    def rate(plans: list[int]) -> float:
+        layers, reach, ms, tokens, parents = 1.0, 1.0, 0.0, 1, 1
+        for width in plans:
+            reach *= probs[EDGES.index(width)]
+            layers += reach
+            ms += PROFILE.draft(parents)
+            parents = width
+            tokens += width
+        return layers / (ms + PROFILE.target(tokens))
+
+    best = max(rate([width] * gamma) for width in EDGES for gamma in range(9))
+    plans = settle(LearnedWidth(constant_predictor(probs, [probs]), PROFILE), Views(1), blocks=600)
+    assert rate([item.draft_width for item in plans]) >= 0.99 * best
+
+
+def test_bad_settings() -> None:
+    predictor = constant_predictor(SURE[0], SURE)
+    for settings, message in (
+        ({"mode": "other"}, "use exact or dynamic"),
+        ({"threshold": 1.0}, "strictly between"),
+        ({"min_width": 0}, "at least 1"),
+        ({"max_gamma": 0}, "at least 1"),
+        ({"max_draft_width": 1}, "smallest is 2"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            LearnedWidth(predictor, PROFILE, **settings)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="num_beams is 3"):
+        LearnedWidth(predictor, PROFILE).start_block(3)
