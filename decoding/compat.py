@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from .attention import GROUPED
 from .errors import NumericalError, UnsupportedError
@@ -25,15 +26,8 @@ def check_model(model: CausalModel) -> None:
         UnsupportedError: naming the model and what is not supported.
         NumericalError: its logits are NaN.
     """
-    hf_model, config = model.model, model.model.config
-    name = type(hf_model).__name__
-    if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedError(f"{name} is an encoder-decoder model: Beamwise decodes decoder-only models")
-    kinds = set(_layer_types(config)) - {"full_attention", "sliding_attention", "chunked_attention"}
-    if getattr(hf_model, "_is_stateful", False) or kinds:
-        raise UnsupportedError(f"{name} keeps a recurrent state ({', '.join(sorted(kinds)) or 'stateful'}): no forest")
-    if getattr(config.get_text_config(), "alibi", False):
-        raise UnsupportedError(f"{name} uses ALiBi, which reads positions from the mask: use a model with positions")
+    hf_model, name = model.model, type(model.model).__name__
+    check_kind(hf_model)
     if model.implementation == "sdpa" and getattr(hf_model, "_supports_attention_backend", False):
         model.implementation = GROUPED
         try:
@@ -42,6 +36,22 @@ def check_model(model: CausalModel) -> None:
         except UnsupportedError:  # soft-capped or otherwise special attention: the model's own kernel may do
             model.implementation = "sdpa"
     _compare_with_plain_forward(model, name)
+
+
+def check_kind(hf_model: PreTrainedModel) -> None:
+    """Refuse kinds of models that no mask makes decodable, by their configuration alone.
+
+    Raises:
+        UnsupportedError: naming the model and what is not supported.
+    """
+    config, name = hf_model.config, type(hf_model).__name__
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedError(f"{name} is an encoder-decoder model: Beamwise decodes decoder-only models")
+    kinds = set(_layer_types(config)) - {"full_attention", "sliding_attention", "chunked_attention"}
+    if getattr(hf_model, "_is_stateful", False) or kinds:
+        raise UnsupportedError(f"{name} keeps a recurrent state ({', '.join(sorted(kinds)) or 'stateful'}): no forest")
+    if getattr(config.get_text_config(), "alibi", False):
+        raise UnsupportedError(f"{name} uses ALiBi, which reads positions from the mask: use a model with positions")
 
 
 def check_length(model: CausalModel, length: int) -> None:

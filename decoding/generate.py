@@ -15,7 +15,7 @@ from transformers import (
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
 from .beams import Hypothesis
-from .compat import check_length
+from .compat import check_kind, check_length
 from .config import DecodeConfig
 from .drafters import Drafter, LookupDrafter, ModelDrafter, UnionDrafter
 from .engine import BlockRecord, Engine
@@ -133,12 +133,10 @@ class SpeculativeBeams:
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
-        synced_gpus: bool = False,
-        streamer: Any = None,
         **model_kwargs: Any,
     ) -> torch.Tensor | GenerateBeamDecoderOnlyOutput | GenerateDecoderOnlyOutput:
         """Called by ``generate`` with prepared inputs (``input_ids`` already expanded by ``num_beams``)."""
-        _refuse_unsupported(model, input_ids, logits_processor, generation_config, synced_gpus, streamer, model_kwargs)
+        _refuse_unsupported(model, input_ids, logits_processor, generation_config, model_kwargs)
         num_beams = int(generation_config.num_beams or 1)
         returned = int(generation_config.num_return_sequences or 1) if num_beams > 1 else 1
         prompts = input_ids[::num_beams]
@@ -197,14 +195,9 @@ def _refuse_unsupported(
     input_ids: torch.Tensor,
     processors: LogitsProcessorList,
     config: GenerationConfig,
-    synced_gpus: bool,
-    streamer: Any,
     model_kwargs: dict[str, Any],
 ) -> None:
-    if model.config.is_encoder_decoder:
-        raise UnsupportedError(
-            f"{type(model).__name__} is an encoder-decoder model: Beamwise decodes decoder-only models"
-        )
+    check_kind(model)
     if input_ids.shape[1] == 0:
         raise InputError("input_ids is empty: pass token ids (inputs_embeds alone cannot be decoded)")
     num_beams = int(config.num_beams or 1)
@@ -221,8 +214,6 @@ def _refuse_unsupported(
         "output_logits": bool(config.return_dict_in_generate and config.output_logits),
         "output_attentions": bool(config.return_dict_in_generate and config.output_attentions),
         "output_hidden_states": bool(config.return_dict_in_generate and config.output_hidden_states),
-        "synced_gpus": synced_gpus,
-        "streamer": streamer is not None,
     }
     known = {"attention_mask", "position_ids", "cache", "use_cache", "logits_to_keep"}
     refused.update({key: value is not None for key, value in model_kwargs.items() if key not in known})

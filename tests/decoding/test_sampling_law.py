@@ -23,20 +23,20 @@ from tests.decoding.enumeration import chi_square_p_value, subset_law, transform
 
 FALSE_ALARM = 1e-3
 """Per test."""
-VOCAB, EOS, DRAWS = 6, 1, 4000
+EOS, DRAWS = 1, 1500
 PROMPT = (2, 3)
 
 
 @functools.cache
-def model(seed: int, layers: int = 2) -> LlamaForCausalLM:
-    return make_tiny_llama(seed, vocab_size=VOCAB, layers=layers, scale=0.35)
+def model(seed: int, vocab: int) -> LlamaForCausalLM:
+    return make_tiny_llama(seed, vocab_size=vocab, layers=2, scale=0.35)
 
 
-def next_log_probs(temperature: float, top_k: int, num_beams: int) -> Any:
+def next_log_probs(temperature: float, top_k: int, vocab: int) -> Any:
     @functools.cache
     def log_probs(tokens: tuple[int, ...]) -> list[float]:
         with torch.no_grad():
-            logits = model(0)(torch.tensor([PROMPT + tokens])).logits[0, -1].float()
+            logits = model(0, vocab)(torch.tensor([PROMPT + tokens])).logits[0, -1].float()
         scores = torch.log_softmax(logits, 0) / temperature
         if top_k:
             floor = torch.topk(scores, max(top_k, 2)).values[-1]
@@ -47,20 +47,20 @@ def next_log_probs(temperature: float, top_k: int, num_beams: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("num_beams", "max_new", "temperature", "top_k"),
-    [(2, 3, 1.0, 0), (2, 3, 0.7, 4), (3, 2, 1.0, 0), (3, 2, 1.3, 0)],
+    ("num_beams", "vocab", "max_new", "temperature", "top_k"),
+    [(2, 5, 3, 1.0, 0), (2, 6, 3, 0.7, 4), (3, 6, 2, 1.0, 0), (3, 6, 2, 1.3, 0)],
 )
 @pytest.mark.parametrize("drafter", ["none", "model"])
 def test_whole_sequences_follow_transformers_law(
-    num_beams: int, max_new: int, temperature: float, top_k: int, drafter: Any
+    num_beams: int, vocab: int, max_new: int, temperature: float, top_k: int, drafter: Any
 ) -> None:
-    law = transformers_beam_law(next_log_probs(temperature, top_k, num_beams), num_beams, max_new, EOS)
+    law = transformers_beam_law(next_log_probs(temperature, top_k, vocab), num_beams, max_new, EOS)
     assert abs(sum(law.values()) - 1.0) < 1e-9
     custom = SpeculativeBeams(
-        draft_model=model(3), drafter=drafter, gamma=2, draft_width=num_beams + 1, seed=11, batch_size=100
+        draft_model=model(3, vocab), drafter=drafter, gamma=2, draft_width=num_beams + 1, seed=11, batch_size=100
     )
     prompts = torch.tensor([PROMPT] * DRAWS)
-    rows = model(0).generate(
+    rows = model(0, vocab).generate(
         prompts,
         attention_mask=torch.ones_like(prompts),
         num_beams=num_beams,
@@ -82,7 +82,8 @@ def _until_eos(tokens: list[int]) -> tuple[int, ...]:
 
 def test_one_beam_samples_from_the_model() -> None:
     """W = 1 is plain sampling, as in transformers, with speculation too."""
-    log_probs = next_log_probs(1.0, 0, 1)
+    vocab = 6
+    log_probs = next_log_probs(1.0, 0, vocab)
     law: dict[tuple[int, ...], float] = {}
     for first, log_first in enumerate(log_probs(())):
         if first == EOS:
@@ -90,23 +91,26 @@ def test_one_beam_samples_from_the_model() -> None:
             continue
         for second, log_second in enumerate(log_probs((first,))):
             law[(first, second)] = float(torch.tensor(log_first + log_second).exp())
-    custom = SpeculativeBeams(draft_model=model(3), drafter="model", gamma=1, draft_width=2, seed=5, batch_size=100)
+    custom = SpeculativeBeams(
+        draft_model=model(3, vocab), drafter="model", gamma=1, draft_width=2, seed=5, batch_size=100
+    )
     prompts = torch.tensor([PROMPT] * DRAWS)
     options: dict[str, Any] = {"do_sample": True, "top_k": 0, "max_new_tokens": 2, "eos_token_id": EOS}
     options |= {"pad_token_id": EOS, "attention_mask": torch.ones_like(prompts)}
-    rows = model(0).generate(prompts, custom_generate=custom, **options)
+    rows = model(0, vocab).generate(prompts, custom_generate=custom, **options)
     seen = Counter(_until_eos(row[len(PROMPT) :].tolist()) for row in rows)
     assert chi_square_p_value(dict(seen), law) > FALSE_ALARM
 
 
 def test_the_wrong_law_is_noticed() -> None:
     """The test's power: draws at one temperature are rejected against the law of another."""
-    law = transformers_beam_law(next_log_probs(1.0, 0, 2), 2, 3, EOS)
+    vocab = 5
+    law = transformers_beam_law(next_log_probs(1.0, 0, vocab), 2, 3, EOS)
     prompts = torch.tensor([PROMPT] * DRAWS)
     options: dict[str, Any] = {"num_beams": 2, "do_sample": True, "top_k": 0, "max_new_tokens": 3}
     options |= {"eos_token_id": EOS, "pad_token_id": EOS, "attention_mask": torch.ones_like(prompts)}
     custom = SpeculativeBeams(drafter="none", seed=11, batch_size=100)
-    rows = model(0).generate(prompts, temperature=1.15, custom_generate=custom, **options)
+    rows = model(0, vocab).generate(prompts, temperature=1.15, custom_generate=custom, **options)
     seen = Counter(_until_eos(row[len(PROMPT) :].tolist()) for row in rows)
     assert chi_square_p_value(dict(seen), law) < FALSE_ALARM
 
