@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from beamwise.controller.checkpoint import Controller, ControllerInfo
 from beamwise.controller.latency import LatencyProfile
@@ -21,10 +22,20 @@ from .report import LEARNED, Report, make_report
 from .tracking import RunLogger, log_folder
 
 _MODEL_ROLES = ("target", "draft", "drafter")
+_EXPECTED_WARNINGS = (
+    "LightningCLI's args parameter",  # beamwise passes its arguments on purpose
+    "Your `IterableDataset` has `__len__` defined",  # ours is exact, and loads in this process
+    "The number of training batches",  # few traces: fewer steps than the logging interval
+    "`isinstance\\(treespec, LeafSpec\\)` is deprecated",  # Lightning's own
+    r"[\s\S]*was deprecated in v4\.49",  # Lightning's use of jsonargparse
+    r"[\s\S]*JsonargparseDeprecationWarning",
+    r"[\s\S]*skip_none parameter was deprecated",
+)
+"""Beginnings of warnings that tell a user nothing."""
 
 
 class ControllerCLI(LightningCLI):
-    """Adds the output folder, the standard callbacks, and what happens after fitting."""
+    """Adds the output folder, early stopping, checkpoints of the best and the last epoch, and what follows a fit."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--out", type=str, required=True, help="Folder of the controller.")
@@ -32,17 +43,12 @@ class ControllerCLI(LightningCLI):
             "--profile", type=str | None, default=None, help="Latency profile (JSON or YAML) to ship in the controller."
         )
         parser.add_lightning_class_args(EarlyStopping, "early_stopping")
-        parser.set_defaults({"early_stopping.monitor": "val/nll", "early_stopping.patience": 8})
-        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
-        parser.set_defaults(
-            {
-                "checkpoint.monitor": "val/nll",
-                "checkpoint.filename": "best",
-                "checkpoint.save_last": True,
-                "checkpoint.enable_version_counter": False,
-            }
-        )
-        parser.add_lightning_class_args(LearningRateMonitor, "learning_rate_monitor")
+        parser.set_defaults({"early_stopping.monitor": "val/nll", "early_stopping.patience": 10})
+        for name, monitor in (("best", "val/nll"), ("last", None)):
+            parser.add_lightning_class_args(ModelCheckpoint, name)
+            parser.set_defaults(
+                {f"{name}.monitor": monitor, f"{name}.filename": name, f"{name}.enable_version_counter": False}
+            )
 
     def before_instantiate_classes(self) -> None:
         """Put everything that a run leaves behind into ``OUT/training``."""
@@ -50,8 +56,9 @@ class ControllerCLI(LightningCLI):
         training = str(Path(config.out) / "training")
         if config.trainer.default_root_dir is None:
             config.trainer.default_root_dir = training
-        if config.checkpoint.dirpath is None:
-            config.checkpoint.dirpath = str(Path(training) / "checkpoints")
+        for checkpoint in (config.best, config.last):
+            if checkpoint.dirpath is None:
+                checkpoint.dirpath = str(Path(training) / "checkpoints")
         loggers = config.trainer.logger
         for logger in loggers if isinstance(loggers, list) else [loggers]:
             if getattr(logger, "class_path", "").endswith("RunLogger") and logger.init_args.save_dir == ".":
@@ -69,7 +76,7 @@ def finish(trainer: Any, module: ControllerModule, data: TraceData, out: str, pr
     """Turn a fitted module into a controller folder.
 
     Args:
-        trainer: that fitted it; its checkpoint callback knows the best weights.
+        trainer: that fitted it; its monitoring checkpoint callback knows the best weights.
         module: the fitted module.
         data: its data.
         out: folder of the controller.
@@ -80,10 +87,10 @@ def finish(trainer: Any, module: ControllerModule, data: TraceData, out: str, pr
     """
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    best = trainer.checkpoint_callback.best_model_path
-    if best:
-        state = torch.load(best, map_location="cpu", weights_only=True)["state_dict"]
-        module.load_state_dict(state)
+    for callback in trainer.checkpoint_callbacks:
+        if callback.monitor is not None and callback.best_model_path:
+            best = torch.load(callback.best_model_path, map_location="cpu", weights_only=True)
+            module.load_state_dict(best["state_dict"])
     predictor = module.predictor.to("cpu").eval()
     source = data.source
     calibrate(predictor, source.load("val"))
@@ -143,12 +150,14 @@ def train_main(args: list[str]) -> None:
         BeamwiseError: bad traces or settings.
         SystemExit: bad arguments, or help.
     """
-    ControllerCLI(
-        ControllerModule,
-        TraceData,
-        args=args,
-        save_config_callback=SaveConfigCallback,
-        save_config_kwargs={"overwrite": True},
-        seed_everything_default=0,
-        parser_kwargs={"prog": "beamwise train", "description": "Train a width controller on traces."},
-    )
+    with warnings.catch_warnings():
+        for message in _EXPECTED_WARNINGS:
+            warnings.filterwarnings("ignore", message=message)
+        ControllerCLI(
+            ControllerModule,
+            TraceData,
+            args=args,
+            save_config_kwargs={"overwrite": True},
+            seed_everything_default=0,
+            parser_kwargs={"prog": "beamwise train", "description": "Train a width controller on traces."},
+        )

@@ -260,7 +260,7 @@ class TraceData(L.LightningDataModule):
     def __init__(
         self,
         traces: str | list[str],
-        batch_size: int = 512,
+        batch_size: int = 128,
         val_fraction: float = 0.15,
         test_fraction: float = 0.2,
         seed: int = 0,

@@ -58,8 +58,8 @@ class ControllerModule(L.LightningModule):
         max_width: int = 8,
         edges: list[int] | None = None,
         hidden: int = 32,
-        learning_rate: float = 3e-3,
-        weight_decay: float = 1e-2,
+        learning_rate: float = 5e-3,
+        weight_decay: float = 0.05,
         warmup: float = 0.05,
     ) -> None:
         super().__init__()
@@ -84,7 +84,8 @@ class ControllerModule(L.LightningModule):
         outcomes = rows_outcomes(rows, self.predictor.config)
         full = censored_nll(self.predictor.full(rows.features), outcomes)
         prior = censored_nll(self.predictor.prior(rows.features[:, : len(CONTEXT_NAMES)]), outcomes)
-        self.log_dict({"train/nll": full, "train/prior_nll": prior}, batch_size=len(rows))
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        self.log_dict({"train/nll": full, "train/prior_nll": prior, "train/learning_rate": rate}, batch_size=len(rows))
         return full + prior
 
     def validation_step(self, rows: Rows, batch_index: int) -> None:

@@ -38,9 +38,9 @@ class RunLogger(WandbLogger):
         job_type: str = "train",
         tags: list[str] | None = None,
     ) -> None:
-        offline = wandb_mode() in ("offline", "dryrun")
         Path(save_dir).mkdir(parents=True, exist_ok=True)  # else wandb writes to a temporary folder
-        super().__init__(name, save_dir, offline=offline, project=project, job_type=job_type, tags=tags)
+        # not Lightning's ``offline``: that changes WANDB_MODE for the whole process
+        super().__init__(name, save_dir, mode=wandb_mode(), project=project, job_type=job_type, tags=tags)
 
 
 def log_folder(run: Any, folder: Path, name: str, files: Sequence[str], metadata: Mapping[str, Any]) -> None:
