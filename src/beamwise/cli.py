@@ -55,6 +55,12 @@ COMMANDS = {
         "commands.profile:profile",
         "commands.profile:ProfileOptions",
     ),
+    "train": Command("Train a width controller on traces (a LightningCLI).", "train.cli:train_main"),
+    "evaluate": Command(
+        "Replay traces under every width policy.",
+        "commands.evaluate:evaluate",
+        "commands.evaluate:EvaluateOptions",
+    ),
     "distil": Command("Train a draft model for a target.", "train.distill:distil", "train.distill:DistilConfig"),
 }
 

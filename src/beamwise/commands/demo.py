@@ -1,4 +1,4 @@
-"""``beamwise demo``: real prompts, decoded by transformers' beam search and by Beamwise in turn."""
+"""``beamwise demo``: learn a controller, then decode real prompts by transformers' beam search and by Beamwise."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rich.console import Console
 from rich.table import Table
 
 from beamwise.decoding.config import DecodeConfig
+from beamwise.decoding.errors import ConfigError
 from beamwise.decoding.prompts import encode_prompt, read_prompts
 
 from .loading import ASSETS, Models, load_models, silence_libraries
@@ -19,20 +21,23 @@ from .loading import ASSETS, Models, load_models, silence_libraries
 if TYPE_CHECKING:
     import torch
 
+    from beamwise.controller.checkpoint import Controller
     from beamwise.decoding.generate import SpeculativeBeams
     from beamwise.decoding.prompts import Prompt
 
 TRANSFORMERS = "transformers"
 ALONE = "Beamwise, no drafts"
-SPECULATIVE = "Beamwise"
+FIXED = "fixed widths"
+LEARNED = "learned controller"
 
 
 @dataclass
 class DemoOptions:
-    """Decode a few real prompts with transformers' beam search and with Beamwise, and compare.
+    """Learn a width controller on a few real prompts, then decode others with transformers and Beamwise, and compare.
 
-    Each prompt is decoded three times in a row, in an order that rotates: by transformers' own beam search, by Beamwise
-    without a draft, and by Beamwise with one. Prints the texts, then medians over the prompts.
+    First the whole loop at a small size: log traces, measure this device, train, export. Then each prompt is decoded
+    several times in a row, in an order that rotates: by transformers' own beam search, by Beamwise without a draft, with
+    a draft and fixed widths, and with the controller just learnt. Prints the texts, then medians over the prompts.
 
     Attributes:
         prompts: JSONL file of prompts. Without it, six short ones that come with Beamwise.
@@ -42,8 +47,11 @@ class DemoOptions:
         draft: Draft model: a folder, a Hugging Face id, none, or default (the one shipped for the target, where there
             is one).
         drafter: What proposes tokens: model, lookup, union, or auto (union where there is a draft, else lookup).
-        gamma: Layers drafted in one block.
-        draft_width: Candidates drafted at each layer. Without it, --num-beams + 4.
+        gamma: Layers drafted in one block with fixed widths.
+        draft_width: Candidates drafted at each layer with fixed widths. Without it, --num-beams + 4.
+        learn: Learn a controller first.
+        learn_prompts: Training prompts to log traces on, at most 48.
+        out: Folder of the traces, the profile, the controller and its plots.
         dtype: Of the weights and the forward pass.
         device: auto, cpu, cuda, ...
     """
@@ -54,13 +62,18 @@ class DemoOptions:
     target: str = "smollm2-135m"
     draft: str = "default"
     drafter: Literal["auto", "model", "lookup", "union"] = "auto"
-    gamma: int = 4
+    gamma: int = 2
     draft_width: int | None = None
+    learn: bool = True
+    learn_prompts: int = 48
+    out: str = "runs/demo"
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     device: str = "auto"
 
     def __post_init__(self) -> None:
         DecodeConfig(num_beams=self.num_beams, max_new_tokens=self.max_new_tokens)  # validates
+        if self.learn and not 8 <= self.learn_prompts <= 48:
+            raise ConfigError(f"learn_prompts is {self.learn_prompts}: between 8 and 48 prompts can be learnt from")
 
 
 @dataclass(frozen=True)
@@ -104,7 +117,7 @@ def demo(options: DemoOptions) -> None:
 
     tokens = [encode_prompt(models.tokenizer, prompt.text) for prompt in prompts]
     check_lengths(models, prompts, tokens, options.max_new_tokens)
-    methods = _methods(models, options)
+    methods = _methods(models, options, _learn(models, options, console) if options.learn else None)
     for method in methods.values():  # once apart from the measured runs: buffers, kernels, checks of the model
         method(tokens[0])
     runs: dict[str, list[Run]] = {name: [] for name in methods}
@@ -112,21 +125,40 @@ def demo(options: DemoOptions) -> None:
         names = list(methods)
         for name in names[number % len(names) :] + names[: number % len(names)]:
             runs[name].append(methods[name](ids))
-        _print_text(console, models, prompt, runs[SPECULATIVE][-1])
+        _print_text(console, models, prompt, runs[list(methods)[-1]][-1])
     _print_table(console, runs, options, _describe_drafter(models, options))
 
 
-def _methods(models: Models, options: DemoOptions) -> dict[str, Method]:
-    from beamwise.decoding.generate import SpeculativeBeams
+def _learn(models: Models, options: DemoOptions, console: Console) -> Controller:
+    from .loop import learn_controller
+
+    return learn_controller(
+        models,
+        Path(options.out),
+        console,
+        target=options.target,
+        drafter=options.drafter,
+        num_beams=options.num_beams,
+        prompts=options.learn_prompts,
+    )
+
+
+def _methods(models: Models, options: DemoOptions, controller: Controller | None) -> dict[str, Method]:
+    from beamwise.api import SpeculativeBeams
 
     arguments = {"num_beams": options.num_beams, "max_new_tokens": options.max_new_tokens, "do_sample": False}
     alone = SpeculativeBeams(drafter="none", batch_size=1)
-    speculative = SpeculativeBeams(models.draft, options.drafter, options.gamma, options.draft_width, batch_size=1)
-    return {
+    widths = {"gamma": options.gamma, "draft_width": options.draft_width}
+    fixed = SpeculativeBeams(models.draft, options.drafter, **widths, batch_size=1)
+    methods: dict[str, Method] = {
         TRANSFORMERS: lambda ids: _decode(models, ids, arguments, None),
         ALONE: lambda ids: _decode(models, ids, arguments, alone),
-        SPECULATIVE: lambda ids: _decode(models, ids, arguments, speculative),
+        FIXED: lambda ids: _decode(models, ids, arguments, fixed),
     }
+    if controller is not None:
+        learned = SpeculativeBeams(models.draft, options.drafter, controller, batch_size=1)
+        methods[LEARNED] = lambda ids: _decode(models, ids, arguments, learned)
+    return methods
 
 
 def _decode(models: Models, ids: list[int], arguments: dict[str, Any], beams: SpeculativeBeams | None) -> Run:
@@ -189,7 +221,7 @@ def _print_table(console: Console, runs: dict[str, list[Run]], options: DemoOpti
     count = len(baseline)
     table = Table(
         title=f"{options.target}, {options.num_beams} beams, {options.dtype}, {count} prompts: medians",
-        caption=f"Drafts: {drafter}, gamma {options.gamma}.",
+        caption=f"Drafts: {drafter}; fixed widths: gamma {options.gamma}.",
     )
     table.add_column("")
     for name in runs:

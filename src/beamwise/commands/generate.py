@@ -20,7 +20,7 @@ from beamwise.decoding.config import DecodeConfig
 from beamwise.decoding.errors import ConfigError
 from beamwise.decoding.prompts import Prompt, check_text, encode_prompt, read_prompts
 
-from .loading import load_models, silence_libraries
+from .loading import load_models, shipped_controller, silence_libraries
 
 if TYPE_CHECKING:
     from .decode import Decoded, OnProgress
@@ -60,8 +60,11 @@ class GenerateOptions:
             target's vocabulary, none, or default (the one shipped for the target, where there is one).
         drafter: What proposes tokens: model (the draft), lookup (n-grams of prompt and output), union (both), none
             (target alone), or auto (union where there is a draft, else lookup).
-        gamma: Layers drafted in one block.
-        draft_width: Candidates drafted at each layer. Without it, --num-beams + 4.
+        controller: What decides how deep and how wide to draft: the folder or Hub id of a width controller, none
+            (--gamma and --draft-width), or default (the one shipped for the target and its draft, where both are used
+            and neither --gamma nor --draft-width is given).
+        gamma: Layers drafted in one block, without a controller. [default: 4]
+        draft_width: Candidates drafted at each layer, without a controller. [default: --num-beams + 4]
         dtype: Of the weights and the forward pass; scores are float32 whatever it is.
         device: auto, cpu, cuda, ...
         batch_size: Prompts of a file decoded at once.
@@ -86,7 +89,8 @@ class GenerateOptions:
     target: str = "smollm2-135m"
     draft: str = "default"
     drafter: Literal["auto", "model", "lookup", "union", "none"] = "auto"
-    gamma: int = 4
+    controller: str = "default"
+    gamma: int | None = None
     draft_width: int | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = "auto"
@@ -144,7 +148,7 @@ def generate(options: GenerateOptions) -> None:
     check_writable(options.out)
     silence_libraries()
     models = load_models(options.target, options.draft, options.drafter, options.dtype, options.device)
-    from beamwise.decoding.generate import SpeculativeBeams
+    from beamwise.api import SpeculativeBeams
 
     from .decode import Meter, check_lengths, decode_prompts
 
@@ -158,7 +162,8 @@ def generate(options: GenerateOptions) -> None:
         beams = SpeculativeBeams(
             draft_model=models.draft,
             drafter=options.drafter,
-            gamma=options.gamma,
+            controller=choose_controller(options),
+            gamma=4 if options.gamma is None else options.gamma,
             draft_width=options.draft_width,
             seed=seed,
             batch_size=options.batch_size,
@@ -171,6 +176,31 @@ def generate(options: GenerateOptions) -> None:
     with open_output(options.out) as file:
         for prompt, outcome in zip(prompts, decoded, strict=True):
             file.write(json.dumps(_record(prompt, outcome, seed), ensure_ascii=False) + "\n")
+
+
+def choose_controller(options: GenerateOptions) -> str | None:
+    """The controller to plan with, or None for fixed widths.
+
+    Raises:
+        ConfigError: a controller beside the fixed widths that it would replace.
+    """
+    fixed = options.gamma is not None or options.draft_width is not None
+    if options.controller == "none":
+        return None
+    if options.controller != "default":
+        if fixed:
+            raise ConfigError("--controller replaces --gamma and --draft-width: give one or the other")
+        return options.controller
+    shipped = not fixed and options.draft == "default" and options.drafter in ("auto", "union")
+    controller = shipped_controller(options.target) if shipped else None
+    return controller if controller is not None and options.num_beams <= controller_limit(controller) else None
+
+
+def controller_limit(controller: str) -> int:
+    """Most beams that a controller plans for."""
+    from beamwise.controller.checkpoint import Controller
+
+    return Controller.from_pretrained(controller).network.config.max_width
 
 
 def _gather_prompts(options: GenerateOptions) -> list[Prompt]:

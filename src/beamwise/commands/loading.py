@@ -75,6 +75,12 @@ def shipped_draft(target: str) -> str | None:
     return str(folder) if "/" not in target and (folder / "config.json").is_file() else None
 
 
+def shipped_controller(target: str) -> str | None:
+    """Folder of the controller that is shipped for a target and its draft, or None."""
+    folder = ASSETS / f"{target}-controller"
+    return str(folder) if "/" not in target and (folder / "config.json").is_file() else None
+
+
 def load_draft_model(where: str, target: PreTrainedModel) -> PreTrainedModel:
     """A draft from a folder of ours (beside its target) or any causal LM by folder or id, on the target's device.
 
