@@ -36,8 +36,8 @@ class DemoOptions:
     """Learn a width controller on a few real prompts, then decode others with transformers and Beamwise, and compare.
 
     First the whole loop at a small size: log traces, measure this device, train, export. Then each prompt is decoded
-    several times in a row, in an order that rotates: by transformers' own beam search, by Beamwise without a draft, with
-    a draft and fixed widths, and with the controller just learnt. Prints the texts, then medians over the prompts.
+    several times in a row, in an order that rotates: by transformers' own beam search, by Beamwise without a draft,
+    with a draft and fixed widths, and with the controller just learnt. Prints the texts, then medians over the prompts.
 
     Attributes:
         prompts: JSONL file of prompts. Without it, six short ones that come with Beamwise.
@@ -148,8 +148,9 @@ def _methods(models: Models, options: DemoOptions, controller: Controller | None
 
     arguments = {"num_beams": options.num_beams, "max_new_tokens": options.max_new_tokens, "do_sample": False}
     alone = SpeculativeBeams(drafter="none", batch_size=1)
-    widths = {"gamma": options.gamma, "draft_width": options.draft_width}
-    fixed = SpeculativeBeams(models.draft, options.drafter, **widths, batch_size=1)
+    fixed = SpeculativeBeams(
+        models.draft, options.drafter, gamma=options.gamma, draft_width=options.draft_width, batch_size=1
+    )
     methods: dict[str, Method] = {
         TRANSFORMERS: lambda ids: _decode(models, ids, arguments, None),
         ALONE: lambda ids: _decode(models, ids, arguments, alone),

@@ -16,8 +16,8 @@ class EvaluateOptions:
     """Replay traces offline: speculation switched off, the best fixed setting, the controller and hindsight.
 
     Nothing is decoded: outcomes come from the traces, milliseconds from a latency profile. Prints, for each kind of
-    decoding, what every policy achieves and what it was predicted to. Only test prompts count; the best fixed setting is
-    chosen on training prompts.
+    decoding, what every policy achieves and what it was predicted to. Only test prompts count; the best fixed setting
+    is chosen on training prompts.
 
     Attributes:
         traces: Folders from `beamwise collect`.
