@@ -22,7 +22,7 @@ ADDED_ARGUMENTS = {
         "--max-new-tokens 8"
     ),
     "beamwise generate --help": "",
-    "beamwise demo --dtype float32": "--max-new-tokens 3",
+    "beamwise demo --dtype float32": "--max-new-tokens 3 --no-learn",
 }
 """Each command of the README, and what the test adds to it to be quick. A command that is not here fails the test."""
 
