@@ -88,8 +88,8 @@ def evaluate(
     folders: Sequence[str],
     controller: Controller,
     profile: LatencyProfile | None = None,
-    fractions: Sequence[float] = (0.15, 0.2),
-    seed: int = 0,
+    fractions: Sequence[float] | None = None,
+    seed: int | None = None,
 ) -> Evaluation:
     """Replay the test prompts of traces under every policy, in exact mode.
 
@@ -97,8 +97,8 @@ def evaluate(
         folders: trace folders.
         controller: to judge.
         profile: of the device; None takes the controller's own.
-        fractions: of validation and test prompts, as in its training.
-        seed: of the split, as in its training.
+        fractions: of validation and test prompts; None takes those of the controller's training.
+        seed: of the split; None takes that of the controller's training, which keeps its test prompts unseen.
 
     Returns:
         What each policy is estimated to achieve, and was predicted to.
@@ -111,6 +111,9 @@ def evaluate(
     profile = profile if profile is not None else controller.info.profile
     if profile is None:
         raise ConfigError("This controller has no latency profile: measure one with beamwise profile and give it")
+    split = {"fractions": (0.15, 0.2), "seed": 0, **controller.info.training.get("split", {})}
+    fractions = split["fractions"] if fractions is None else fractions
+    seed = split["seed"] if seed is None else seed
     train_blocks = load_blocks(folders, "train", fractions, seed)
     test_blocks = load_blocks(folders, "test", fractions, seed)
     groups = {}

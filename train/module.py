@@ -125,7 +125,7 @@ class ControllerModule(L.LightningModule):
         metrics = cast(_StageMetrics, self.metrics[f"{stage}_"])
         beams = cast(TraceData, self.trainer.datamodule).source.max_width  # type: ignore[attr-defined]
         for name, value in metrics.compute(beams).items():
-            self.log(f"{stage}/{name}", value)
+            self.log(f"{stage}/{name}", value, sync_dist=True)  # equal everywhere already; says so to Lightning
         metrics.reset()
 
 
