@@ -129,7 +129,7 @@ def evaluate(
 def _evaluate_group(
     train: list[LoggedBlock], test: list[LoggedBlock], controller: Controller, profile: LatencyProfile
 ) -> GroupResult:
-    network, depth = controller.network, len(test[0].features)
+    network, depth = controller.network, len(test[0].needed)
     most = min(len(observation_odds(train)), len(observation_odds(test))) - 1
     edges = [edge for edge in network.config.edges if edge <= most]
     wide = [edge for edge in edges if edge >= test[0].num_beams]

@@ -1,9 +1,10 @@
 """Replays width policies on traces: what would each have cost and gained, had it planned the logged blocks?
 
 The trace's own draft widths were drawn at random, so a policy that wants m candidates at a layer can be judged on those
-blocks where at least m were drafted there, weighted by how rarely that happens (inverse-probability weighting). Only
-blocks of the greatest depth are used, so that no policy is cut short by the log. Two things are approximate: with fewer
-parents than were logged, a layer's candidates come in a slightly different order, and so do its features.
+blocks where at least m were drafted there, weighted by how rarely that happens (inverse-probability weighting). Its
+depth was drawn at random too, so what happens at a layer is averaged over the blocks that were drafted as deep. Two
+things are approximate: with fewer parents than were logged, a layer's candidates come in a slightly different order,
+and its features differ; and a policy with running averages sees short blocks as if it had stopped there.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ _DO_SAMPLE = FEATURE_NAMES.index("do_sample")
 
 @dataclass(frozen=True)
 class LoggedBlock:
-    """One logged block of G layers, for W beams that must all be covered.
+    """One logged block of D layers, for W beams that must all be covered.
 
     Attributes:
         prompt: its prompt.
         num_beams: W.
         do_sample: beams were drawn.
         roots: live beams at its start: tokens of the target's forward besides the drafted ones.
-        features: float32 (G, F).
-        draft_widths: candidates that were drafted at each layer, (G,); a huge number where the draft had no more.
-        needed: candidates needed at each layer, (G,); 0 where not covered or not reached.
+        features: float32 (D, F).
+        draft_widths: candidates that were drafted at each layer, (D,); a huge number where the draft had no more.
+        needed: candidates needed at each layer, (D,); 0 where not covered or not reached.
     """
 
     prompt: str
@@ -54,7 +55,7 @@ class LoggedBlock:
 
 
 def load_blocks(folders: Sequence[str], split: Split, fractions: Sequence[float], seed: int) -> list[LoggedBlock]:
-    """The deepest blocks of a split's prompts.
+    """The blocks of a split's prompts that drafted anything, deepest first (so that running averages settle on them).
 
     Args:
         folders: trace folders.
@@ -67,19 +68,18 @@ def load_blocks(folders: Sequence[str], split: Split, fractions: Sequence[float]
     """
     blocks: list[LoggedBlock] = []
     for folder in folders:
-        columns = ("prompt", "block", "gamma", "target_tokens", "nodes")
-        roots, deepest = {}, 0
+        columns = ("prompt", "block", "target_tokens", "nodes")
+        roots = {}
         for batch in read_blocks(folder, columns):
             for row in batch.to_pylist():
                 roots[row["prompt"], row["block"]] = row["target_tokens"] - row["nodes"]
-                deepest = max(deepest, row["gamma"])
         layers: dict[tuple[str, int], list[dict[str, object]]] = {}
         for batch in read_layers(folder):
             for row in batch.to_pylist():
                 if split_of(row["prompt"], fractions, seed) == split:
                     layers.setdefault((row["prompt"], row["block"]), []).append(row)
-        blocks += [_block(rows, roots[key]) for key, rows in layers.items() if len(rows) == deepest]
-    return blocks
+        blocks += [_block(rows, roots[key]) for key, rows in layers.items()]
+    return sorted(blocks, key=lambda block: -len(block.needed))
 
 
 def _block(rows: list[dict[str, object]], roots: int) -> LoggedBlock:
@@ -99,26 +99,31 @@ def _block(rows: list[dict[str, object]], roots: int) -> LoggedBlock:
 
 @dataclass(frozen=True)
 class PlannedBlock:
-    """What a policy planned for a logged block: its draft widths, its milliseconds, the layers it may expect."""
+    """What a policy planned for a logged block of D layers.
+
+    Attributes:
+        draft_widths: of the layers that it drafts (at most D).
+        base_ms: of the block without any drafted layer.
+        layer_ms: what each of the D layers adds, 0 where it stopped before.
+        reach: probability that each of the D layers is drafted and covered, by the predictor.
+    """
 
     draft_widths: list[int]
-    ms: float
-    expected: float
+    base_ms: float
+    layer_ms: list[float]
+    reach: list[float]
 
 
-def predict_blocks(blocks: Sequence[LoggedBlock], predictor: WidthPredictor) -> np.ndarray:
-    """P(all beams are covered) by block, layer and edge, float32 (B, G, J)."""
-    features = torch.stack([block.features for block in blocks])
+def predict_blocks(blocks: Sequence[LoggedBlock], predictor: WidthPredictor) -> list[np.ndarray]:
+    """P(all beams are covered) by layer and edge, float32 (D, J) for each block."""
     with torch.inference_mode():
-        probs = predictor.success_probs(features.flatten(0, 1)).view(
-            *features.shape[:2], -1, len(predictor.config.edges)
-        )
-    rows = [probs[index, :, block.num_beams - 1] for index, block in enumerate(blocks)]
-    return torch.stack(rows).numpy()
+        probs = predictor.success_probs(torch.cat([block.features for block in blocks]))
+    parts = probs.split([len(block.needed) for block in blocks])  # type: ignore[no-untyped-call]
+    return [part[:, block.num_beams - 1].numpy() for part, block in zip(parts, blocks, strict=True)]
 
 
 def plan_block(
-    block: LoggedBlock, policy: WidthPolicy, profile: LatencyProfile, probs_GJ: np.ndarray, edges: Sequence[int]
+    block: LoggedBlock, policy: WidthPolicy, profile: LatencyProfile, probs_DJ: np.ndarray, edges: Sequence[int]
 ) -> PlannedBlock:
     """Let a policy plan a logged block.
 
@@ -126,26 +131,27 @@ def plan_block(
         block: the block.
         policy: its draft widths must be edges.
         profile: prices the plan.
-        probs_GJ: from `predict_blocks`: says what any plan may expect.
-        edges: draft widths that ``probs_GJ`` speaks of.
+        probs_DJ: from `predict_blocks`: says what any plan may expect.
+        edges: draft widths that ``probs_DJ`` speaks of.
     """
     planner = policy.start_block(block.num_beams)
-    planned: list[int] = []
-    ms, expected, reach = profile.block_ms, 1.0, 1.0
-    parents, tokens = block.roots, block.roots
+    base_ms = profile.block_ms + profile.target(block.roots)
+    planned = PlannedBlock([], base_ms, [0.0] * len(block.needed), [0.0] * len(block.needed))
+    reach, parents, tokens = 1.0, block.roots, block.roots
     for layer, features in enumerate(block.features):
         view = _view(block, layer, parents, features)
         plan = planner.next_layer(view)
         if plan is not None or "features" in view.__dict__:  # the draft ran
-            ms += profile.draft(parents) + profile.layer_ms
+            planned.layer_ms[layer] = profile.draft(parents) + profile.layer_ms
         if plan is None:
             break
-        reach *= float(probs_GJ[layer, edges.index(plan.draft_width)])
-        expected += reach
+        reach *= float(probs_DJ[layer, edges.index(plan.draft_width)])
+        planned.reach[layer] = reach
         parents = plan.draft_width
+        planned.layer_ms[layer] += profile.target(tokens + parents) - profile.target(tokens)
         tokens += parents
-        planned.append(parents)
-    return PlannedBlock(planned, ms + profile.target(tokens), expected)
+        planned.draft_widths.append(parents)
+    return planned
 
 
 def _view(block: LoggedBlock, layer: int, parents: int, features: torch.Tensor) -> LayerView:
@@ -196,23 +202,20 @@ def replay(
     probs, edges = predict_blocks(blocks, predictor), predictor.config.edges
     plans = [plan_block(block, policy, profile, probs[index], edges) for index, block in enumerate(blocks)]
     odds = observation_odds(blocks)
-    layers = 1.0
-    for layer in range(len(blocks[0].features)):
-        weights, hits = 0.0, 0.0
-        planning = [(block, plan) for block, plan in zip(blocks, plans, strict=True) if len(plan.draft_widths) > layer]
-        for block, plan in planning:
-            weight, covered = _follow(block, plan.draft_widths[: layer + 1], odds)
-            weights += weight
-            hits += weight * covered
+    layers, expected, depth = 1.0, 1.0, 0.0
+    ms = float(np.mean([plan.base_ms for plan in plans]))
+    for layer in range(max(len(block.needed) for block in blocks)):
+        logged = [(block, plan) for block, plan in zip(blocks, plans, strict=True) if len(block.needed) > layer]
+        drafting = [(block, plan) for block, plan in logged if len(plan.draft_widths) > layer]
+        follows = [_follow(block, plan.draft_widths[: layer + 1], odds) for block, plan in drafting]
+        weights = sum(weight for weight, _ in follows)
         if weights > 0.0:
-            layers += len(planning) / len(blocks) * hits / weights
-    return Replayed(
-        layers=layers,
-        expected=float(np.mean([plan.expected for plan in plans])),
-        ms=float(np.mean([plan.ms for plan in plans])),
-        depth=float(np.mean([len(plan.draft_widths) for plan in plans])),
-        blocks=len(blocks),
-    )
+            share = len(drafting) / len(logged)
+            layers += share * sum(weight * covered for weight, covered in follows) / weights
+        ms += float(np.mean([plan.layer_ms[layer] for _, plan in logged]))
+        expected += float(np.mean([plan.reach[layer] for _, plan in logged]))
+        depth += len(drafting) / len(logged)
+    return Replayed(layers, expected, ms, depth, len(blocks))
 
 
 def _follow(block: LoggedBlock, widths: Sequence[int], odds: np.ndarray) -> tuple[float, bool]:
@@ -233,17 +236,20 @@ def replay_oracle(
     """Hindsight: every block drafts just what turns out to be accepted, as deep as it pays.
 
     What the log does not know (how many candidates a layer would have needed that too few were drafted for, and all
-    layers after it) is drawn from the predictor, so this is as good an estimate as the predictor is calibrated. Draft
-    widths are rounded up to the edges and limited to the widest logged, as for every other policy.
+    layers after it) is drawn from the predictor, so this is as good an estimate as the predictor is calibrated. Only
+    blocks of the greatest depth count. Draft widths are rounded up to the edges and limited to the widest logged, as
+    for every other policy.
     """
+    deepest = max(len(block.needed) for block in blocks)
+    blocks = [block for block in blocks if len(block.needed) == deepest]
     widest = len(observation_odds(blocks)) - 1
     edges = [edge for edge in predictor.config.edges if edge <= widest]
     generator = np.random.default_rng(seed)
     choices = []
-    for block, probs_GJ in zip(blocks, predict_blocks(blocks, predictor), strict=True):
+    for block, probs_DJ in zip(blocks, predict_blocks(blocks, predictor), strict=True):
         options = [(1.0, profile.block_ms + profile.target(block.roots))]
         parents, tokens, draft_ms = block.roots, block.roots, 0.0
-        for needed in _impute(block, probs_GJ[:, : len(edges)], edges, generator):
+        for needed in _impute(block, probs_DJ[:, : len(edges)], edges, generator):
             draft_ms += profile.draft(parents) + profile.layer_ms
             parents = needed
             tokens += parents
@@ -260,12 +266,12 @@ def replay_oracle(
 
 
 def _impute(
-    block: LoggedBlock, probs_GJ: np.ndarray, edges: Sequence[int], generator: np.random.Generator
+    block: LoggedBlock, probs_DJ: np.ndarray, edges: Sequence[int], generator: np.random.Generator
 ) -> list[int]:
     """Candidates needed (rounded up to an edge) at each layer up to the first that no edge covers."""
     path: list[int] = []
     known = True
-    for logged, needed, probs_J in zip(block.draft_widths, block.needed, probs_GJ, strict=True):
+    for logged, needed, probs_J in zip(block.draft_widths, block.needed, probs_DJ, strict=True):
         if known and needed > 0:
             column = int(np.searchsorted(edges, needed))
         else:

@@ -57,6 +57,17 @@ def test_off_is_one_layer_per_block(traces: Path, controller: Controller) -> Non
     assert (found.layers, found.expected, found.depth) == (1.0, 1.0, 0.0)
 
 
+def test_short_blocks_count_as_deep_as_they_go(controller: Controller) -> None:
+    """Two blocks covered at their first layer; only one was drafted deeper, and failed there."""
+    short = LoggedBlock("a", 1, False, 1, torch.zeros(1, len(FEATURE_NAMES)), [8], [2])
+    deep = LoggedBlock("b", 1, False, 1, torch.zeros(2, len(FEATURE_NAMES)), [8, 8], [8, 0])
+    found = replay([deep, short], FixedWidth(2, 8), PROFILE, controller.network)
+    assert found.layers == 2.0
+    assert found.ms == pytest.approx(fixed_ms(1, 2, 8))
+    narrow = replay([deep, short], FixedWidth(2, 4), PROFILE, controller.network)
+    assert narrow.layers == 1.5  # at the second layer, of the one block that went there, the first was not covered
+
+
 def test_hindsight_by_hand(controller: Controller) -> None:
     """Blocks whose two layers need 3 and 8 candidates, all drafted: hindsight takes both, rounded up to the edges."""
     features = torch.zeros(2, len(FEATURE_NAMES))
