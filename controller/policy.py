@@ -3,14 +3,13 @@
 Decoding is a renewal process: blocks follow each other, each advances some layers and takes some time. The rate of
 the whole is best when every block maximises (expected layers) - (best rate) x (expected time), so a further layer is
 drafted while the layers it is expected to add exceed the rate times the milliseconds it adds. The rate is the policy's
-own running average, and so is the value of the layers that may follow one that is covered.
+own running average. What might follow a layer is left out: replays showed no gain from looking further ahead.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -23,8 +22,6 @@ from .predictor import WidthPredictor
 
 _MEMORY = 0.98
 """Share of the running sums that the next block keeps: the rate looks back about 50 blocks."""
-_LEARNING = 0.05
-"""Step of the running values of further layers."""
 
 
 @dataclass
@@ -34,13 +31,10 @@ class _Ledger:
     Attributes:
         layers: expected layers of past blocks, decayed.
         ms: their expected milliseconds, decayed.
-        onward: for each layer, what planning on from it was worth (layers gained, net of the time they cost), per unit
-            of probability that it is reached.
     """
 
     layers: float = 0.0
     ms: float = 0.0
-    onward: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
     def begin(self, ms: float) -> None:
         """A block starts: the target's forward alone gives one layer for ``ms``."""
@@ -51,10 +45,6 @@ class _Ledger:
         """The block's plan grew."""
         self.layers += layers
         self.ms += ms
-
-    def learn(self, layer: int, value: float) -> None:
-        """Planning on from a layer turned out to be worth so much."""
-        self.onward[layer] += _LEARNING * (max(value, 0.0) - self.onward[layer])
 
     @property
     def rate(self) -> float:
@@ -156,16 +146,13 @@ class LearnedWidth:
         forward = self._draft_ms[tokens] if tokens < len(self._draft_ms) else self.profile.draft(tokens)
         return forward + self.profile.layer_ms
 
-    def choose(
-        self, probs_WJ: Sequence[Sequence[float]], tokens: int, reach: float, onward: float, rate: float
-    ) -> Choice:
+    def choose(self, probs_WJ: Sequence[Sequence[float]], tokens: int, reach: float, rate: float) -> Choice:
         """The best widths of a layer.
 
         Args:
             probs_WJ: success probabilities at the widths that count (one row in exact mode) and draft widths.
             tokens: in the target's forward so far.
             reach: probability that the layer is reached.
-            onward: value of planning on once it is covered.
             rate: layers per millisecond.
         """
         best: Choice | None = None
@@ -174,7 +161,7 @@ class LearnedWidth:
             width = self._width([row[column] for row in probs_WJ])
             success = probs_WJ[width - 1][column]
             cost = self.target_ms(tokens + draft_width) - before
-            value = reach * success * (1.0 + onward) - rate * cost
+            value = reach * success - rate * cost
             if best is None or value > best.value:
                 best = Choice(width, draft_width, success, value, cost)
         assert best is not None
@@ -213,13 +200,9 @@ class _LearnedPlanner:
         if view.layer >= policy.max_gamma:
             return None
         draft_ms = policy.draft_ms(view.num_parents)
-        drafting = ledger.rate * draft_ms
-        expected = self._choose(view, view.context_features, "prior")
-        if expected.value <= drafting:
-            ledger.learn(view.layer, 0.0)
+        if self._choose(view, view.context_features, "prior").value <= ledger.rate * draft_ms:
             return None
         choice = self._choose(view, view.features, "full")
-        ledger.learn(view.layer, (choice.value - drafting) / self.reach)
         if choice.value <= 0.0:
             ledger.add(0.0, draft_ms)
             return None
@@ -230,5 +213,4 @@ class _LearnedPlanner:
 
     def _choose(self, view: LayerView, features: torch.Tensor, stage: Literal["prior", "full"]) -> Choice:
         probs = self.policy.rows(features, view.num_beams, stage)
-        onward = self.ledger.onward[view.layer + 1]
-        return self.policy.choose(probs, self.tokens, self.reach, onward, self.ledger.rate)
+        return self.policy.choose(probs, self.tokens, self.reach, self.ledger.rate)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from beamwise.controller.latency import LatencyProfile
 from beamwise.controller.policy import LearnedWidth
 from beamwise.controller.predictor import PredictorConfig, WidthPredictor
 from beamwise.decoding.errors import ConfigError
 from beamwise.decoding.features import CONTEXT_NAMES, FEATURE_NAMES
+from beamwise.decoding.generate import SpeculativeBeams
 from beamwise.decoding.widths import LayerPlan, LayerView
 
 EDGES = (2, 4, 8)
 PROFILE = LatencyProfile((1, 2, 4, 8, 16, 32), (20.0, 20.5, 21.0, 23.0, 27.0, 35.0), (2.0,) * 6)
+DEAR_TARGET = LatencyProfile((1, 32), (50.0, 50.5), (0.1, 0.1))
 DEAR_DRAFT = LatencyProfile((1, 32), (20.0, 35.0), (60.0, 60.0))
 
 
@@ -134,6 +139,28 @@ def test_the_fixed_point_beats_every_fixed_setting() -> None:
     best = max(rate([width] * gamma) for width in EDGES for gamma in range(9))
     plans = settle(LearnedWidth(constant_predictor(probs, [probs]), PROFILE), Views(1), blocks=600)
     assert rate([item.draft_width for item in plans]) >= 0.99 * best
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_exact_mode_changes_nothing_but_the_speed(do_sample: bool, tiny_llama: Callable[..., LlamaForCausalLM]) -> None:
+    """The same tokens with the controller in the engine as without any draft, whatever the predictor says."""
+    target, draft = tiny_llama(0), tiny_llama(1)
+    torch.manual_seed(0)
+    policy = LearnedWidth(WidthPredictor(PredictorConfig(max_width=3)), DEAR_TARGET, max_gamma=3)
+    outputs, drafted = [], []
+    for beams in (
+        SpeculativeBeams(draft, drafter="model", policy=policy, seed=1),
+        SpeculativeBeams(drafter="none", seed=1),
+    ):
+        sampling = {"top_k": None} if do_sample else {}
+        settings = {"num_beams": 3, "do_sample": do_sample, "max_new_tokens": 24, **sampling}
+        prompt = torch.tensor([[3, 4, 5]])
+        outputs.append(
+            target.generate(prompt, custom_generate=beams, attention_mask=torch.ones_like(prompt), **settings)
+        )
+        drafted.append(beams.stats.drafted_nodes)
+    assert torch.equal(*outputs)
+    assert drafted[0] > drafted[1] == 0
 
 
 def test_bad_settings() -> None:
