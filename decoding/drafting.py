@@ -93,14 +93,14 @@ class _Frontier:
     def plan(self, layer: int, stage: _Stage) -> LayerPlan | None:
         num_beams = self.row.request.config.num_beams
         state = self._state(layer)
-        self.view = LayerView(
+        view = self.view = LayerView(
             layer,
             num_beams,
             len(self.beams),
             lambda: context_features(state()),
-            lambda: layer_features(state(), stage.log_probs(self)[0]),
+            lambda: layer_features(state(), stage.log_probs(self)[0], view.context_features),
         )
-        return self.planner.next_layer(self.view)
+        return self.planner.next_layer(view)
 
     def _state(self, layer: int) -> Callable[[], FeatureInputs]:
         """The layer's state for the features. Made on demand, since most policies do not look, of what is known now."""
