@@ -197,10 +197,10 @@ def choose_controller(options: GenerateOptions) -> str | None:
 
 
 def controller_limit(controller: str) -> int:
-    """Most beams that a controller plans for."""
+    """Most beams that a controller learnt to plan for."""
     from beamwise.controller.checkpoint import Controller
 
-    return Controller.from_pretrained(controller).network.config.max_width
+    return max(Controller.from_pretrained(controller).info.num_beams)
 
 
 def _gather_prompts(options: GenerateOptions) -> list[Prompt]:
