@@ -77,6 +77,9 @@ def measure_profile(
     from beamwise.decoding.generate import make_drafter
     from beamwise.decoding.kv_pool import CausalModel, KVPool
 
+    positions = getattr(models.target.config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and context + 2 * max(tokens) > positions:
+        raise ConfigError(f"context {context} and {max(tokens)} tokens do not fit the model's {positions} positions")
     source = make_drafter(drafter, models.draft, models.target)
     device = models.target.device
     capacity = context + 2 * max(tokens)
@@ -97,10 +100,11 @@ def _target_forward(pool: Any, context: int) -> Callable[[int], object]:
     from beamwise.decoding.forest import Forest
 
     def forward(count: int) -> object:
-        forest = Forest(torch.arange(context - 1), pool.model.device)
-        root = forest.add_root(torch.tensor([5], device=pool.model.device))
+        tokens = torch.arange(context + count, device=pool.model.device) % pool.model.vocab_size
+        forest = Forest(tokens[: context - 1], pool.model.device)
+        root = forest.add_root(tokens[:1])
         if count > 1:
-            forest.add(root.repeat(count - 1), torch.arange(count - 1, device=pool.model.device))
+            forest.add(root.repeat(count - 1), tokens[: count - 1])
         pool.filled[0] = min(pool.filled[0], context - 1)
         return pool.forward([0], [forest], [count if pool.filled[0] else 1])
 
@@ -120,11 +124,12 @@ def _draft_forward(source: Drafter, context: int, capacity: int) -> Callable[[in
     device = model.model.device
 
     def forward(count: int) -> object:
-        forest = Forest(torch.arange(context - 1), device)
-        root = forest.add_root(torch.tensor([5], device=device))
-        forest.add(root.repeat(count), torch.arange(count, device=device))
+        tokens = torch.arange(context + count, device=device) % model.model.vocab_size
+        forest = Forest(tokens[: context - 1], device)
+        root = forest.add_root(tokens[:1])
+        forest.add(root.repeat(count), tokens[:count])
         model.pool.filled[0] = min(model.pool.filled[0], context)  # the root too is done
-        sequences = torch.arange(context + 1, device=device).repeat(count, 1)
+        sequences = tokens[: context + 1].repeat(count, 1)
         return source.propose([0], [forest], [sequences])
 
     forward(1)
@@ -138,7 +143,9 @@ def _overheads(models: Models, source: Drafter | None) -> tuple[float, float]:
     from beamwise.decoding.generate import SpeculativeBeams
 
     per_block = {}
-    prompt = torch.arange(5, 105, device=models.target.device).unsqueeze(0)
+    prompt = (
+        torch.arange(100, device=models.target.device).unsqueeze(0) % models.target.config.get_text_config().vocab_size
+    )
     for gamma in (0, 4):
         beams = SpeculativeBeams(drafter=source if source is not None else "none", gamma=gamma, draft_width=8)
         blocks = [0]
