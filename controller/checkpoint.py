@@ -47,7 +47,9 @@ class ControllerInfo:
         predictor: shape of the predictor.
         profile: latency profile of the device it plans for, or None.
         models: names of target, draft and drafter whose traces it learned from.
-        num_beams: numbers of beams in those traces.
+        num_beams: numbers of beams in those traces; a policy plans for no more than the largest.
+        max_draft_width: widest layer in them, or None; beyond it nothing was learned, so a policy drafts no wider.
+        max_gamma: deepest block in them, or None; a policy drafts no deeper.
         metrics: measured on held-out prompts.
         training: data fingerprints and settings.
         versions: of the software that made it.
@@ -62,6 +64,8 @@ class ControllerInfo:
     profile: LatencyProfile | None = None
     models: dict[str, str] = field(default_factory=dict)
     num_beams: list[int] = field(default_factory=list)
+    max_draft_width: int | None = None
+    max_gamma: int | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=lambda: _versions())
@@ -97,7 +101,8 @@ class Controller(
 
         Args:
             profile: of this device; None takes the controller's own.
-            **settings: passed on to `LearnedWidth` (mode, threshold, min_width, max_gamma, max_draft_width).
+            **settings: passed on to `LearnedWidth`; by default it goes no further than the traces went in depth, draft
+                width and beams.
 
         Raises:
             ConfigError: a setting out of range, or no profile at all.
@@ -105,7 +110,11 @@ class Controller(
         profile = profile if profile is not None else self.info.profile
         if profile is None:
             raise ConfigError("This controller has no latency profile: measure one with beamwise profile and give it")
-        return LearnedWidth(self.network, profile, **settings)
+        info = self.info
+        limits = {"max_gamma": info.max_gamma, "max_draft_width": info.max_draft_width}
+        limits["max_beams"] = max(info.num_beams, default=None)
+        known = {name: value for name, value in limits.items() if value is not None}
+        return LearnedWidth(self.network, profile, **{**known, **settings})
 
     def check_models(self, models: Mapping[str, str]) -> None:
         """Refuse a pair of models other than the one it learned from.

@@ -88,6 +88,7 @@ class LearnedWidth:
         min_width: dynamic mode's least width.
         max_gamma: most layers in one block.
         max_draft_width: widest layer; None allows every edge of the predictor.
+        max_beams: most beams that it plans for; None allows what the predictor was made for.
 
     Raises:
         ConfigError: a setting out of range.
@@ -102,6 +103,7 @@ class LearnedWidth:
         min_width: int = 1,
         max_gamma: int = 8,
         max_draft_width: int | None = None,
+        max_beams: int | None = None,
     ) -> None:
         if mode not in ("exact", "dynamic"):
             raise ConfigError(f"mode is '{mode}': use exact or dynamic")
@@ -119,6 +121,7 @@ class LearnedWidth:
         self.threshold = threshold
         self.min_width = min_width
         self.max_gamma = max_gamma
+        self.max_beams = min(max_beams or predictor.config.max_width, predictor.config.max_width)
         self._ledgers: dict[int, _Ledger] = {}
         self._target_ms = [profile.target(tokens) for tokens in range(max_gamma * edges[-1] + 2 * 64)]
         self._draft_ms = [profile.draft(tokens) for tokens in range(edges[-1] + 1)]
@@ -127,13 +130,12 @@ class LearnedWidth:
         """See `WidthPolicy.start_block`.
 
         Raises:
-            ConfigError: more beams than the predictor was made for.
+            ConfigError: more beams than the predictor was trained for.
         """
-        limit = self.predictor.config.max_width
-        if num_beams > limit:
+        if num_beams > self.max_beams:
             raise ConfigError(
-                f"num_beams is {num_beams}, but this controller predicts for at most {limit}: use fewer beams, fixed "
-                "widths, or train a controller with a larger max_width"
+                f"num_beams is {num_beams}, but this controller has learned from at most {self.max_beams}: use fewer "
+                "beams, fixed widths, or train a controller on traces of as many"
             )
         return _LearnedPlanner(self, self._ledgers.setdefault(num_beams, _Ledger()))
 

@@ -17,8 +17,8 @@ from sklearn.preprocessing import StandardScaler
 
 from beamwise.controller.predictor import PredictorConfig
 
-from .data import Rows
 from .module import rows_outcomes
+from .rows import Rows
 
 Array = np.ndarray
 

@@ -12,8 +12,8 @@ import torch
 from beamwise.controller.predictor import HazardNet, Outcomes, WidthPredictor, censored_nll
 from beamwise.decoding.features import CONTEXT_NAMES
 
-from .data import Rows
 from .module import rows_outcomes
+from .rows import Rows
 
 
 def calibrate(predictor: WidthPredictor, rows: Rows) -> None:

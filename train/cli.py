@@ -100,6 +100,8 @@ def finish(trainer: Any, module: ControllerModule, data: TraceData, out: str, pr
         profile=None if profile is None else LatencyProfile.load(profile),
         models=_models(source.folders),
         num_beams=sorted(source.beams),
+        max_draft_width=source.max_draft_width,
+        max_gamma=source.max_gamma,
         metrics=report.to_dict(),
         training={
             "traces": {folder: _fingerprint(folder) for folder in source.folders},

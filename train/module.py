@@ -22,7 +22,8 @@ from beamwise.controller.predictor import (
 from beamwise.decoding.errors import ConfigError
 from beamwise.decoding.features import CONTEXT_NAMES
 
-from .data import Rows, TraceData
+from .data import TraceData
+from .rows import Rows
 
 
 def rows_outcomes(rows: Rows, config: PredictorConfig) -> Outcomes:

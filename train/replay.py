@@ -21,7 +21,7 @@ from beamwise.decoding.features import CONTEXT_NAMES, FEATURE_NAMES
 from beamwise.decoding.trace import read_blocks, read_layers
 from beamwise.decoding.widths import LayerView, WidthPolicy
 
-from .data import Split, split_of
+from .rows import Split, split_of
 
 _DO_SAMPLE = FEATURE_NAMES.index("do_sample")
 

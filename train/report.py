@@ -15,9 +15,9 @@ from beamwise.controller.predictor import WidthPredictor, censored_nll
 from beamwise.decoding.features import CONTEXT_NAMES, FEATURE_NAMES
 
 from .baselines import Cells, fit_baselines, observed_cells
-from .data import Rows, TraceSource
 from .module import rows_outcomes
 from .plots import plot_acceptance, plot_importance, plot_reliability, plot_roc
+from .rows import Rows, TraceSource
 from .scores import Array, Scores, score
 
 LEARNED, PRIOR = "width predictor", "width predictor, before the draft runs"

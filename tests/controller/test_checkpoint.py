@@ -24,7 +24,9 @@ def make_controller(profile: LatencyProfile | None = PROFILE) -> Controller:
     network = WidthPredictor(PredictorConfig(max_width=2, hidden=4))
     network.full.scale.fill_(0.8)
     models = {"target": "big", "draft": "small"}
-    return Controller(network, ControllerInfo(network.config, profile, models, [1, 2], {"nll": 0.5}, {"steps": 3}))
+    return Controller(
+        network, ControllerInfo(network.config, profile, models, [1, 2], metrics={"nll": 0.5}, training={"steps": 3})
+    )
 
 
 @pytest.fixture
@@ -59,6 +61,17 @@ def test_a_profile_is_needed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no latency profile"):
         loaded.policy()
     assert loaded.policy(PROFILE).profile == PROFILE
+
+
+def test_a_policy_goes_no_further_than_the_traces_went() -> None:
+    controller = make_controller()
+    controller.info.max_gamma, controller.info.max_draft_width, controller.info.num_beams = 3, 16, [1]
+    policy = controller.policy()
+    assert policy.max_gamma == 3
+    assert policy.draft_widths[-1] == 16
+    with pytest.raises(ConfigError, match="learned from at most 1"):
+        policy.start_block(2)
+    assert controller.policy(max_gamma=2).max_gamma == 2
 
 
 def test_tampered_weights(folder: Path) -> None:

@@ -11,8 +11,8 @@ import torch
 from beamwise.controller.predictor import PredictorConfig, WidthPredictor, censored_nll
 from beamwise.decoding.features import FEATURE_NAMES
 from beamwise.train.calibration import calibrate
-from beamwise.train.data import TraceSource
 from beamwise.train.module import rows_outcomes
+from beamwise.train.rows import TraceSource
 from beamwise.train.scores import calibration_error, reliability, score
 
 

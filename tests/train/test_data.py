@@ -9,7 +9,8 @@ import torch
 
 from beamwise.decoding.errors import ConfigError, FormatError, InputError
 from beamwise.decoding.trace import TraceWriter, read_layers
-from beamwise.train.data import SPLITS, Rows, TraceBatches, TraceData, TraceSource, split_of
+from beamwise.train.data import TraceBatches, TraceData
+from beamwise.train.rows import SPLITS, Rows, TraceSource, split_of
 
 from .synthetic import SyntheticWorld
 

@@ -15,8 +15,8 @@ from beamwise.controller.checkpoint import Controller
 from beamwise.decoding.errors import ConfigError
 from beamwise.train.baselines import observed_cells
 from beamwise.train.cli import train_main
-from beamwise.train.data import TraceSource
 from beamwise.train.report import LEARNED, PRIOR, predict_cells
+from beamwise.train.rows import TraceSource
 from beamwise.train.scores import calibration_error
 
 from .conftest import ROOT
@@ -56,6 +56,7 @@ def test_important_features_are_found(report: dict[str, Any]) -> None:
 def test_the_controller_says_what_it_is(trained: Path, report: dict[str, Any]) -> None:
     info = Controller.from_pretrained(trained).info
     assert info.num_beams == [1, 2, 4]
+    assert (info.max_draft_width, info.max_gamma) == (64, 3)
     assert info.models == {"target": "none"}
     assert info.metrics == report
     assert info.profile is not None
