@@ -52,6 +52,7 @@ class ControllerModule(L.LightningModule):
         learning_rate: peak of the schedule (linear warm-up, cosine decay).
         weight_decay: of AdamW.
         warmup: share of the steps that warm up.
+        feature_dropout: share of the features that are replaced by their mean, anew in every step, while training.
     """
 
     def __init__(
@@ -62,14 +63,19 @@ class ControllerModule(L.LightningModule):
         learning_rate: float = 5e-3,
         weight_decay: float = 0.05,
         warmup: float = 0.05,
+        feature_dropout: float = 0.1,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        if learning_rate <= 0 or weight_decay < 0 or not 0.0 <= warmup < 1.0:
+        if learning_rate <= 0 or weight_decay < 0:
             raise ConfigError(
-                f"learning_rate is {learning_rate}, weight_decay {weight_decay}, warmup {warmup}: they must be above "
-                "0, at least 0, and a share below 1"
+                f"learning_rate is {learning_rate} and weight_decay {weight_decay}: above 0, and at least 0"
             )
+        if not 0.0 <= warmup < 1.0 or not 0.0 <= feature_dropout < 1.0:
+            raise ConfigError(
+                f"warmup is {warmup} and feature_dropout {feature_dropout}: they are shares, at least 0 and below 1"
+            )
+        self.feature_dropout = feature_dropout
         self.learning_rate, self.weight_decay, self.warmup = learning_rate, weight_decay, warmup
         config = PredictorConfig(max_width, tuple(edges or DEFAULT_EDGES), hidden)
         self.predictor = WidthPredictor(config)
@@ -83,8 +89,10 @@ class ControllerModule(L.LightningModule):
 
     def training_step(self, rows: Rows, batch_index: int) -> torch.Tensor:
         outcomes = rows_outcomes(rows, self.predictor.config)
-        full = censored_nll(self.predictor.full(rows.features), outcomes)
-        prior = censored_nll(self.predictor.prior(rows.features[:, : len(CONTEXT_NAMES)]), outcomes)
+        dropped = torch.rand_like(rows.features) < self.feature_dropout
+        features = torch.where(dropped, self.predictor.full.mean, rows.features)
+        full = censored_nll(self.predictor.full(features), outcomes)
+        prior = censored_nll(self.predictor.prior(features[:, : len(CONTEXT_NAMES)]), outcomes)
         rate = self.trainer.optimizers[0].param_groups[0]["lr"]
         self.log_dict({"train/nll": full, "train/prior_nll": prior, "train/learning_rate": rate}, batch_size=len(rows))
         return full + prior

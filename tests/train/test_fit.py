@@ -15,6 +15,7 @@ from beamwise.controller.checkpoint import Controller
 from beamwise.decoding.errors import ConfigError
 from beamwise.train.baselines import observed_cells
 from beamwise.train.cli import train_main
+from beamwise.train.module import ControllerModule
 from beamwise.train.report import LEARNED, PRIOR, predict_cells
 from beamwise.train.rows import TraceSource
 from beamwise.train.scores import calibration_error
@@ -100,6 +101,12 @@ def test_more_beams_than_the_predictor_serves(traces: Path, tmp_path: Path) -> N
     arguments += ["--trainer.logger", "false", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
     with pytest.raises(ConfigError, match=r"--model.max_width 4"):
         train_main(arguments)
+
+
+@pytest.mark.parametrize("settings", [{"learning_rate": 0.0}, {"weight_decay": -1.0}, {"feature_dropout": 1.0}])
+def test_bad_settings(settings: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        ControllerModule(**settings)  # type: ignore[arg-type]
 
 
 def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
