@@ -104,9 +104,9 @@ def finish(trainer: Any, module: ControllerModule, data: TraceData, out: str, pr
         max_gamma=source.max_gamma,
         metrics=report.to_dict(),
         training={
-            "traces": {folder: _fingerprint(folder) for folder in source.folders},
+            "traces": {Path(traces).resolve().name: _fingerprint(traces) for traces in source.folders},
             "steps": trainer.global_step,
-            "module": dict(module.hparams),
+            "module": {name: value for name, value in module.hparams.items() if not name.startswith("_")},
             "split": {"fractions": list(source.fractions), "seed": source.seed},
         },
     )
