@@ -7,7 +7,7 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test needs a network
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB_SILENT", "true")
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin at barriers starve the other worker
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # threads that spin for long at barriers starve the other worker
 
 from collections.abc import Callable
 

@@ -12,7 +12,7 @@ ALLOWED = {
     "decoding": {"decoding"},
     "controller": {"controller", "decoding"},
     "train": {"train", "controller", "decoding"},
-    "benchmarks": {"benchmarks", "train", "controller", "decoding"},
+    "benchmarks": {"benchmarks", "train", "controller", "decoding", "api", "commands"},
 }
 
 

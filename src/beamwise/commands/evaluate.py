@@ -23,14 +23,12 @@ class EvaluateOptions:
         traces: Folders from `beamwise collect`.
         controller: Folder or Hub id of the controller; default is the one shipped for SmolLM2.
         profile: Latency profile (JSON or YAML) of the device to plan for; without it, the controller's own.
-        seed: Of the split into training, validation and test prompts, as in training.
         out: JSON file of the figures.
     """
 
     traces: list[str]
     controller: str = "default"
     profile: str | None = None
-    seed: int = 0
     out: str | None = None
 
 
@@ -51,7 +49,7 @@ def evaluate(options: EvaluateOptions) -> None:
     if where is None:
         raise ConfigError("No controller is shipped with this installation: give one with --controller")
     profile = None if options.profile is None else LatencyProfile.load(options.profile)
-    outcome = replay(options.traces, Controller.from_pretrained(where), profile, seed=options.seed)
+    outcome = replay(options.traces, Controller.from_pretrained(where), profile)
     print(outcome.markdown(), end="")
     if options.out is not None:
         with open_output(options.out) as file:
