@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +51,7 @@ def compare(
     arguments: dict[str, Any],
 ) -> dict[str, list[Timed]]:
     """Every prompt under every policy, in rotating order, after one prompt to warm up."""
-    runs: dict[str, list[Timed]] = defaultdict(list)
+    runs: dict[str, list[Timed]] = {name: [] for name in policies}
     for number, prompt in enumerate([prompts[0], *prompts]):
         ids = encode_prompt(models.tokenizer, prompt.text)
         names = list(policies)
