@@ -18,6 +18,7 @@ from transformers.cache_utils import CacheLayerMixin
 from .attention import GROUPED, attention_implementation, grouped_mask
 from .errors import UnsupportedError
 from .forest import Forest, Pruning
+from .linear import swappable_linears, transposed_linears
 
 EmbedHook = Callable[[torch.Tensor, Sequence[tuple[int, int, int]], torch.Tensor], torch.Tensor]
 
@@ -106,6 +107,8 @@ class CausalModel:
         self.num_layers = int(config.num_hidden_layers)
         self.vocab_size = int(config.vocab_size)
         self._output_embeddings: torch.nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        self._linears = swappable_linears(model)
+        self._head_linears = [module for module in self._linears if module is self._output_embeddings]
         body = model.base_model
         self._body = body if body is not model and self._splits(body) else None
 
@@ -121,7 +124,7 @@ class CausalModel:
 
     def hidden(self, **inputs: Any) -> torch.Tensor:
         """Last hidden states, (B, T, hidden); the logits themselves where body and head cannot be told apart."""
-        with attention_implementation(self.model, self.implementation):
+        with attention_implementation(self.model, self.implementation), transposed_linears(self._linears):
             if self._body is not None:
                 return cast(torch.Tensor, self._body(**inputs).last_hidden_state)
             return cast(torch.Tensor, self.model(**inputs).logits)
@@ -131,7 +134,8 @@ class CausalModel:
         if self._body is None:
             return hidden
         assert self._output_embeddings is not None
-        return cast(torch.Tensor, self._output_embeddings(hidden))
+        with transposed_linears(self._head_linears):
+            return cast(torch.Tensor, self._output_embeddings(hidden))
 
     def mask(self, visible: torch.Tensor) -> torch.Tensor:
         """The attention mask of this implementation, from bool (B, 1, T, S)."""
