@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +11,26 @@ from wandb.proto import wandb_internal_pb2
 
 _BLOCK, _HEADER = 32768, 7
 _FULL, _LAST = 1, 4
+_PATIENCE_SECONDS = 30.0
 
 
 def read_run(folder: Path) -> list[wandb_internal_pb2.Record]:
-    """All records of the one offline run under ``folder/wandb``."""
+    """All records of the one finished offline run under ``folder/wandb``.
+
+    wandb's own process flushes the file a few milliseconds after ``finish`` has returned: wait for the exit record.
+    """
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        records = _records(path)
+        if any(record.HasField("exit") for record in records):
+            return records
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path} has no exit record after {_PATIENCE_SECONDS:.0f} s: was the run finished?")
+        time.sleep(0.01)
+
+
+def _records(path: Path) -> list[wandb_internal_pb2.Record]:
     records = []
     for data in _payloads(path.read_bytes()):
         record = wandb_internal_pb2.Record()
@@ -31,6 +47,8 @@ def _payloads(raw: bytes) -> Iterator[bytes]:
             place += _BLOCK - place % _BLOCK
             continue
         _, length, kind = struct.unpack("<IHB", raw[place : place + _HEADER])
+        if place + _HEADER + length > len(raw):  # half flushed
+            return
         parts += raw[place + _HEADER : place + _HEADER + length]
         place += _HEADER + length
         if kind in (_FULL, _LAST):
