@@ -7,18 +7,19 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import SpeculativeBeams
+    from .api import SpeculativeBeams, shipped_beams
     from .decoding import errors
     from .decoding.errors import BeamwiseError
     from .decoding.models import load_model
 
-__all__ = ["BeamwiseError", "SpeculativeBeams", "__version__", "errors", "load_model"]
+__all__ = ["BeamwiseError", "SpeculativeBeams", "__version__", "errors", "load_model", "shipped_beams"]
 __version__ = version("beamwise")
 
 _HOME = {
     "BeamwiseError": "decoding.errors",
     "SpeculativeBeams": "api",
     "load_model": "decoding.models",
+    "shipped_beams": "api",
 }
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from .commands.loading import load_draft_model, shipped_controller, shipped_draft
 from .controller.checkpoint import Controller
 from .decoding import generate
 from .decoding.drafters import Drafter
@@ -57,3 +58,23 @@ class SpeculativeBeams(generate.SpeculativeBeams):
             loaded = controller if isinstance(controller, Controller) else Controller.from_pretrained(controller)
             policy = loaded.policy()
         super().__init__(draft_model, drafter, gamma, draft_width, policy, seed, batch_size, observer, measure)
+
+
+def shipped_beams(model: Any, name: str = "smollm2-135m", **settings: Any) -> SpeculativeBeams:
+    """`SpeculativeBeams` with the draft and the controller that are shipped for a target.
+
+    The controller plans for at most 4 beams; for more, pass ``controller=None`` and fixed widths.
+
+    Args:
+        model: the loaded target.
+        name: of the target.
+        **settings: other arguments of `SpeculativeBeams`.
+
+    Raises:
+        ConfigError: nothing is shipped for that name.
+        ModelError: the model is not that target.
+    """
+    draft, controller = shipped_draft(name), shipped_controller(name)
+    if draft is None or controller is None:
+        raise ConfigError(f"No draft and controller are shipped for '{name}': distil and train your own")
+    return SpeculativeBeams(load_draft_model(draft, model), **{"controller": controller, **settings})
