@@ -40,6 +40,8 @@ def _records(path: Path) -> list[wandb_internal_pb2.Record]:
 
 
 def _payloads(raw: bytes) -> Iterator[bytes]:
+    if len(raw) < _HEADER:  # nothing flushed yet
+        return
     assert raw[:4] == b":W&B"
     place, parts = _HEADER, b""
     while place + _HEADER <= len(raw):
