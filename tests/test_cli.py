@@ -339,14 +339,6 @@ def test_interrupted(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "prompts.jsonl"]
 
 
-def test_demo_on_a_tiny_model(folder: str, prompts_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--target", folder, "--prompts", prompts_file, "--device", "cpu", "--dtype", "float32"]
-    assert main(["demo", *arguments, "--max-new-tokens", "6", "--no-learn"]) == 0
-    words = capsys.readouterr().out
-    assert words.count("3 of 3") == 3  # equal outputs
-    assert "n-gram lookup" in words
-
-
 @pytest.mark.smollm2
 def test_the_real_model(smollm2: Any, tmp_path: Path) -> None:
     model, tokenizer = smollm2
@@ -357,18 +349,3 @@ def test_the_real_model(smollm2: Any, tmp_path: Path) -> None:
     inputs = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True, return_tensors="pt")
     expected = model.generate(**inputs, num_beams=4, max_new_tokens=12, do_sample=False)
     assert record["text"] == tokenizer.decode(expected[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-
-
-@pytest.mark.slow
-def test_demo_learns_a_controller_first(
-    folder: str, prompts_file: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The whole loop on a tiny model: collect, profile, train, export, decode."""
-    arguments = ["--target", folder, "--prompts", prompts_file, "--device", "cpu", "--dtype", "float32"]
-    out = tmp_path / "demo"
-    assert main(["demo", *arguments, "--max-new-tokens", "6", "--learn-prompts", "16", "--out", str(out)]) == 0
-    words = capfd.readouterr().out
-    assert words.count("3 of 3") == 4  # transformers, no drafts, fixed widths, learned controller: equal outputs
-    assert "learned" in words
-    for name in ("traces/manifest.json", "profile.json", "controller/model.safetensors", "controller/report.md"):
-        assert (out / name).is_file()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 from .commands.loading import load_draft_model, shipped_controller, shipped_draft
 from .controller.checkpoint import Controller
 from .decoding import generate
 from .decoding.drafters import Drafter
-from .decoding.engine import BlockRecord
 from .decoding.errors import ConfigError
-from .decoding.widths import WidthPolicy
 
 
 class SpeculativeBeams(generate.SpeculativeBeams):
@@ -25,13 +22,7 @@ class SpeculativeBeams(generate.SpeculativeBeams):
         drafter: what proposes tokens: auto, model, lookup, union, none, or a `Drafter` of your own.
         controller: a trained width controller: a folder, a Hub id or a `Controller`; it decides how deep and how wide
             to draft. None drafts ``gamma`` layers of ``draft_width`` candidates.
-        gamma: layers drafted in one block without a controller.
-        draft_width: candidates drafted at each layer without a controller; None takes ``num_beams`` + 4.
-        policy: a width policy of your own, instead of a controller.
-        seed: of the noise when sampling; None draws one from torch's global generator.
-        batch_size: prompts decoded at once.
-        observer: called after every block of every prompt.
-        measure: keep wall-clock shares.
+        **settings: the other arguments: gamma, draft_width, policy, seed, batch_size, observer, measure.
 
     Raises:
         ConfigError: a setting out of range, or both a controller and a policy.
@@ -44,20 +35,14 @@ class SpeculativeBeams(generate.SpeculativeBeams):
         draft_model: Any = None,
         drafter: generate.DrafterName | Drafter = "auto",
         controller: str | os.PathLike[str] | Controller | None = None,
-        gamma: int = 4,
-        draft_width: int | None = None,
-        policy: WidthPolicy | None = None,
-        seed: int | None = None,
-        batch_size: int = 8,
-        observer: Callable[[BlockRecord], None] | None = None,
-        measure: bool = False,
+        **settings: Any,
     ) -> None:
         if controller is not None:
-            if policy is not None:
+            if settings.get("policy") is not None:
                 raise ConfigError("controller and policy were both given: a controller is a policy, give one of them")
             loaded = controller if isinstance(controller, Controller) else Controller.from_pretrained(controller)
-            policy = loaded.policy()
-        super().__init__(draft_model, drafter, gamma, draft_width, policy, seed, batch_size, observer, measure)
+            settings["policy"] = loaded.policy()
+        super().__init__(draft_model, drafter, **settings)
 
 
 def shipped_beams(model: Any, name: str = "smollm2-135m", **settings: Any) -> SpeculativeBeams:
