@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from beamwise.decoding.prompts import Prompt
 
 TRANSFORMERS = "transformers"
-ALONE = "Beamwise, no drafts"
+ALONE = "no drafts"
 FIXED = "fixed widths"
-LEARNED = "learned controller"
+LEARNED = "learned"
 
 
 @dataclass
@@ -57,12 +57,12 @@ class DemoOptions:
     """
 
     prompts: str | None = None
-    num_beams: int = 4
+    num_beams: int = 2
     max_new_tokens: int = 64
     target: str = "smollm2-135m"
     draft: str = "default"
     drafter: Literal["auto", "model", "lookup", "union"] = "auto"
-    gamma: int = 2
+    gamma: int = 1
     draft_width: int | None = None
     learn: bool = True
     learn_prompts: int = 48
