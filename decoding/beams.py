@@ -14,6 +14,8 @@ import torch
 from . import noise as noise_lib
 from .errors import NumericalError
 
+NAN_LOGITS = "The model returned NaN logits: check its weights and dtype (float16 overflows easily; try bfloat16)"
+
 
 @dataclass(frozen=True)
 class Beams:
@@ -33,6 +35,10 @@ class Beams:
 
     def __len__(self) -> int:
         return int(self.scores_L.shape[0])
+
+    def best(self, count: int | None) -> Beams:
+        """The first ``count`` beams; None is all."""
+        return Beams(self.scores_L[:count], self.nodes_L[:count], self.paths_L[:count], self.sequences_LT[:count])
 
     def advance(
         self, parents_K: torch.Tensor, tokens_K: torch.Tensor, scores_K: torch.Tensor, nodes_K: torch.Tensor
@@ -88,6 +94,7 @@ def top_candidates(
     noise_LV: torch.Tensor | None,
     count: int,
     token_ids_V: torch.Tensor | None = None,
+    log_weights_LV: torch.Tensor | None = None,
 ) -> Candidates:
     """The ``count`` best continuations over (beam x vocabulary), in the order in which they are drawn.
 
@@ -100,13 +107,15 @@ def top_candidates(
         noise_LV: float32 (L, V) Gumbel noise, or None for a greedy step.
         count: candidates wanted; fewer come back where the vocabulary is smaller.
         token_ids_V: int64 (V,), the target's token id of each column; None where they are the same.
+        log_weights_LV: float32 (L, V), unnormalised log-probabilities to draw by, where they are not the scores.
 
     Returns:
         Candidates in decreasing rank. Excluded continuations (-inf) come last and are not filtered.
     """
     vocab = log_probs_LV.shape[1]
     accumulated = (log_probs_LV + scores_L.unsqueeze(1)).view(-1)
-    ranks = accumulated if noise_LV is None else accumulated + noise_LV.reshape(-1)
+    weights = accumulated if log_weights_LV is None else log_weights_LV.view(-1)
+    ranks = weights if noise_LV is None else weights + noise_LV.reshape(-1)
     top = torch.topk(ranks, min(count, ranks.shape[0]))
     parents = top.indices.div(vocab, rounding_mode="floor")
     columns = top.indices - parents * vocab
@@ -140,6 +149,35 @@ class Selection:
     def narrowed(self, width: int, keep: int) -> list[int]:
         """Indices (into ``drawn``) of the beams that a step of smaller width, with the same noise, lets live on."""
         return _split(self.scores[:keep], self.stopped[:keep], width)[0]
+
+    def at_width(self, width: int, keep: int) -> Selection:
+        """The outcome of a step of smaller width with the same noise; ``keep`` from `candidates_to_keep`."""
+        return make_selection(self.drawn, self.scores, self.stopped, width, keep)
+
+
+def make_selection(
+    drawn: Candidates, scores: list[float], stopped: list[bool], width: int, keep: int | None = None
+) -> Selection:
+    """Sort out the first ``keep`` (None: all) of the candidates drawn into live and finished beams.
+
+    Args:
+        drawn: finite candidates in the order in which they were drawn.
+        scores: their scores, on the host.
+        stopped: for each, whether it met a stopping criterion.
+        width: beams to keep.
+        keep: how many of ``drawn`` were considered.
+    """
+    going, ending = _split(scores[:keep], stopped[:keep], width)
+    index = torch.tensor(going + ending, dtype=torch.int64, device=drawn.scores_K.device)
+    return Selection(
+        drawn=drawn,
+        scores=scores,
+        stopped=stopped,
+        live_index=going,
+        live=drawn.pick(index[: len(going)]),
+        finished=drawn.pick(index[len(going) :]),
+        exhausted=not going,
+    )
 
 
 def _split(scores: list[float], stopped: list[bool], width: int) -> tuple[list[int], list[int]]:
@@ -176,25 +214,13 @@ def beam_step(
     drawn = top_candidates(scores_L, log_probs_LV, noise_LV, keep)
     scores = drawn.scores_K.tolist()
     if any(score != score for score in scores):
-        raise NumericalError(
-            "The model returned NaN logits: check its weights and dtype (float16 overflows easily; try bfloat16)"
-        )
+        raise NumericalError(NAN_LOGITS)
     finite = [index for index, score in enumerate(scores) if score > float("-inf")]
     if len(finite) < len(scores):
         drawn = drawn.pick(torch.tensor(finite, dtype=torch.int64, device=scores_L.device))
         scores = [scores[index] for index in finite]
     stopped = stops(drawn.parents_K, drawn.tokens_K).tolist()
-    going, ending = _split(scores, stopped, width)
-    index = torch.tensor(going + ending, dtype=torch.int64, device=scores_L.device)
-    return Selection(
-        drawn=drawn,
-        scores=scores,
-        stopped=stopped,
-        live_index=going,
-        live=drawn.pick(index[: len(going)]),
-        finished=drawn.pick(index[len(going) :]),
-        exhausted=not going,
-    )
+    return make_selection(drawn, scores, stopped, width)
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 
 from .beams import Beams, Candidates, top_candidates
 from .drafters import Drafter, Proposal
 from .features import FeatureInputs, context_features, layer_features
-from .noise import gumbel
+from .noise import extend_path, gumbel, private_path
 from .rows import Row
 from .stats import Stopwatch
 from .widths import BlockPlanner, LayerPlan, LayerView, WidthPolicy
@@ -26,6 +27,8 @@ class DraftedLayer:
         first_node: of the layer.
         num_parents: nodes that the candidates extend.
         view: what the policy could see; its features are computed on demand, until the block is committed.
+        weigh: gives the draft's unnormalised log-probabilities over (parent, column), float32 (P, Vd).
+        token_ids_V: the target's token id of each of its columns, int64 (Vd,); None where they are the same.
     """
 
     plan: LayerPlan
@@ -33,6 +36,8 @@ class DraftedLayer:
     first_node: int
     num_parents: int
     view: LayerView
+    weigh: Callable[[], torch.Tensor]
+    token_ids_V: torch.Tensor | None
 
 
 def draft_forests(
@@ -165,9 +170,16 @@ class _Stage:
         beams, row = frontier.beams, frontier.row
         if log_probs.shape[1] == 0:
             return None  # a lookup that matched nothing
-        noise = gumbel(beams.paths_L, _columns(proposal)) if row.request.config.do_sample else None
-        candidates = top_candidates(beams.scores_L, log_probs, noise, plan.draft_width, proposal.token_ids_V)
-        finite = int((candidates.scores_K > float("-inf")).sum())  # excluded ones come last
+        weigh = cache(partial(row.request.rules.draft.log_weights, beams.scores_L, log_probs))
+        candidates = top_candidates(
+            beams.scores_L,
+            log_probs,
+            _draft_noise(row, beams, _columns(proposal)),
+            plan.draft_width,
+            proposal.token_ids_V,
+            weigh() if row.request.config.rejection else None,
+        )
+        finite = int((candidates.ranks_K > float("-inf")).sum())  # excluded ones come last
         if finite == 0:
             return None
         if finite < len(candidates):
@@ -175,7 +187,22 @@ class _Stage:
         nodes = row.forest.add(beams.nodes_L[candidates.parents_K], candidates.tokens_K)
         frontier.beams = beams.advance(candidates.parents_K, candidates.tokens_K, candidates.scores_K, nodes)
         assert frontier.view is not None
-        return DraftedLayer(plan, candidates, row.forest.size - finite, len(beams), frontier.view)
+        first = row.forest.size - finite
+        return DraftedLayer(plan, candidates, first, len(beams), frontier.view, weigh, proposal.token_ids_V)
+
+
+def _draft_noise(row: Row, beams: Beams, tokens_V: torch.Tensor) -> torch.Tensor | None:
+    """Gumbel noise of the draft's candidates, (P, Vd), or None to take the best ones.
+
+    Coupled verification shares it with the target. Rejection verification needs fresh draws for every block and parent,
+    even where two parents hold the same text.
+    """
+    if not row.request.config.do_sample:
+        return None
+    if not row.request.config.rejection:
+        return gumbel(beams.paths_L, tokens_V)
+    numbers = torch.arange(len(beams), device=tokens_V.device)
+    return gumbel(extend_path(private_path(beams.paths_L, row.history.blocks), numbers), tokens_V)
 
 
 def _columns(proposal: Proposal) -> torch.Tensor:

@@ -17,9 +17,10 @@ from .errors import InputError
 from .forest import Forest
 from .kv_pool import CausalModel, KVPool
 from .noise import root_path
+from .outcome import Verification
 from .rows import History, Request, Result, Row
 from .stats import Stopwatch
-from .verify import Verification, verify_coupled
+from .verify import verify
 from .widths import FixedWidth, WidthPolicy
 
 
@@ -135,15 +136,10 @@ class Engine:
         verifications = []
         for row, layers, row_logits in zip(rows, drafts, logits, strict=True):
             base = row.forest.size - row_logits.shape[0]
-            verification = verify_coupled(
-                row.live,
-                row.forest,
-                len(layers),
+            verification = verify(
+                row,
+                layers,
                 lambda nodes, base=base, row_logits=row_logits: row_logits[nodes - base],  # type: ignore[misc]
-                row.request.rules,
-                row.finished,
-                row.request.config.do_sample,
-                row.request.prompt_T.shape[0],
             )
             self._commit(row, len(layers), verification)
             verifications.append(verification)
@@ -165,7 +161,7 @@ class Engine:
         """Make the verified beams live, drop dead branches, extend the trunk."""
         assert self._pool is not None
         row.stats.layers += len(verification.layers)
-        row.live = verification.live
+        row.live = verification.live.best(row.request.config.carry_beams)
         covered = sum(layer.covered for layer in verification.layers)
         row.history = row.history.updated(drafted, covered, verification.log_probs_LV)
         if row.finished.done:

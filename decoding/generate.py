@@ -14,23 +14,22 @@ from transformers import (
 )
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
-from .beams import Hypothesis
 from .compat import check_kind, check_length
-from .config import DecodeConfig
+from .config import DecodeConfig, Law, Verification, Warping, WidthMode
 from .drafters import Drafter, LookupDrafter, ModelDrafter, UnionDrafter
 from .engine import BlockRecord, Engine
 from .errors import ConfigError, InputError, UnsupportedError
 from .feature_drafter import FeatureDrafter
+from .outputs import pack, pad_hypotheses
+from .paper_width import PaperWidth
 from .row_processors import REFUSED as REFUSED_PROCESSORS
 from .row_processors import processors_of_row
 from .rows import Request, Result
-from .rules import SearchRules
+from .rules import make_rules
 from .stats import DecodeStats
 from .widths import FixedWidth, WidthPolicy
 
 DrafterName = Literal["auto", "model", "lookup", "union", "none"]
-
-_UNFINISHED_SCORE = -1.0e9  # transformers' score of a hypothesis that never finished
 
 
 def make_drafter(kind: DrafterName, draft_model: PreTrainedModel | None, target: PreTrainedModel) -> Drafter | None:
@@ -77,6 +76,15 @@ class SpeculativeBeams:
         seed: of the noise when sampling; None draws one from torch's global generator, so ``torch.manual_seed`` works.
         batch_size: prompts decoded at once.
         observer: called after every block of every prompt.
+        measure: keep wall-clock shares.
+        verification: ``"coupled"``, or ``"rejection"`` (the paper's; sampling only). See `DecodeConfig` for this and
+            the following ones; all but "coupled" in "exact" mode change the law of the output (docs/exactness.md).
+        law: of rejection verification: ``"distinct"`` or ``"replacement"``.
+        warping: of rejection verification: ``"per_beam"`` or ``"joint"``.
+        width_mode: ``"exact"``, or ``"dynamic"``: keep as many beams at a layer as the policy says.
+        min_width: dynamic mode: fewest beams drawn at a layer.
+        threshold: dynamic mode without a policy of your own: the paper's t, see `PaperWidth`.
+        carry_beams: dynamic mode: beams handed from block to block; None is all.
 
     Raises:
         ConfigError: a setting out of range.
@@ -93,10 +101,17 @@ class SpeculativeBeams:
         batch_size: int = 8,
         observer: Callable[[BlockRecord], None] | None = None,
         measure: bool = False,
+        verification: Verification = "coupled",
+        law: Law = "distinct",
+        warping: Warping = "per_beam",
+        width_mode: WidthMode = "exact",
+        min_width: int = 1,
+        threshold: float = 0.7,
+        carry_beams: int | None = None,
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}: at least one prompt must be decoded at a time")
-        FixedWidth(gamma, 1 if draft_width is None else draft_width)  # validates
+        PaperWidth(gamma, 1 if draft_width is None else draft_width, threshold)  # validates
         self.draft_model = draft_model
         self.drafter = drafter
         self.gamma = gamma
@@ -106,6 +121,15 @@ class SpeculativeBeams:
         self.batch_size = batch_size
         self.observer = observer
         self.measure = measure
+        self.threshold = threshold
+        self.variant = {
+            "verification": verification,
+            "law": law,
+            "warping": warping,
+            "width_mode": width_mode,
+            "min_width": min_width,
+            "carry_beams": carry_beams,
+        }
         self.stats = DecodeStats()
         """What the last call cost, all prompts together."""
         self._engine: Engine | None = None
@@ -117,13 +141,18 @@ class SpeculativeBeams:
 
     def engine(self, target: PreTrainedModel, num_beams: int) -> Engine:
         """The engine for a target model; kept between calls."""
-        policy = self.policy or FixedWidth(self.gamma, self.draft_width or num_beams + 4)
+        policy = self.policy or self._default_policy(self.draft_width or num_beams + 4)
         if self._engine is None or self._engine.target.model is not target:
             named = self.drafter
             drafter = make_drafter(named, self.draft_model, target) if isinstance(named, str) else named
             self._engine = Engine(target, drafter, policy, self.batch_size, self.observer, self.measure)
         self._engine.policy = policy
         return self._engine
+
+    def _default_policy(self, draft_width: int) -> WidthPolicy:
+        if self.variant["width_mode"] == "dynamic":
+            return PaperWidth(self.gamma, draft_width, self.threshold)
+        return FixedWidth(self.gamma, draft_width)
 
     @torch.inference_mode()
     def __call__(
@@ -150,6 +179,7 @@ class SpeculativeBeams:
             early_stopping=generation_config.early_stopping or False,
             num_return_sequences=returned,
             seed=self._next_seed(bool(generation_config.do_sample)),
+            **self.variant,  # type: ignore[arg-type]
         )
         engine = self.engine(model, num_beams)
         check_length(engine.target, prompts.shape[1] + config.max_new_tokens)
@@ -161,12 +191,12 @@ class SpeculativeBeams:
                 prompt_T=prompt,
                 num_padding=padding[number],
                 config=config,
-                rules=SearchRules(
-                    processors=processors_of_row(logits_processor, number, len(prompts)),
-                    criteria=stopping_criteria,
-                    eos_ids=eos_ids.to(model.device),
-                    single=num_beams == 1,
-                    vocab_size=engine.target.vocab_size,
+                rules=make_rules(
+                    processors_of_row(logits_processor, number, len(prompts)),
+                    stopping_criteria,
+                    eos_ids.to(model.device),
+                    config,
+                    engine.target.vocab_size,
                 ),
                 stream=number,
             )
@@ -178,11 +208,11 @@ class SpeculativeBeams:
             results[number] = result
             self.stats.add(result.stats)
         chosen = [
-            _pad_hypotheses(result.hypotheses, prompt, returned)
+            pad_hypotheses(result.hypotheses, prompt, returned)
             for result, prompt in zip(results, prompts, strict=True)
             if result is not None
         ]
-        return _pack([hypothesis for row in chosen for hypothesis in row], prompts, generation_config, eos_ids)
+        return pack([hypothesis for row in chosen for hypothesis in row], prompts, generation_config, eos_ids)
 
     def _next_seed(self, do_sample: bool) -> int:
         if self.seed is not None or not do_sample:
@@ -244,33 +274,3 @@ def _count_padding(prompts: torch.Tensor, attention_mask: torch.Tensor | None, n
         if count and bool(row[:count].any()):
             raise InputError(f"prompt {number}: the attention mask has zeros after ones; pad on the left")
     return [int(count) for count in padding]
-
-
-def _pad_hypotheses(hypotheses: list[Hypothesis], prompt: torch.Tensor, count: int) -> list[Hypothesis]:
-    """The best ``count``; where the search ended with fewer, the bare prompt fills up, as in transformers."""
-    missing = count - len(hypotheses)
-    return hypotheses[:count] + [Hypothesis(prompt, _UNFINISHED_SCORE)] * max(missing, 0)
-
-
-def _pack(
-    hypotheses: list[Hypothesis], prompts: torch.Tensor, config: GenerationConfig, eos_ids: torch.Tensor
-) -> torch.Tensor | GenerateBeamDecoderOnlyOutput | GenerateDecoderOnlyOutput:
-    """Sequences padded to the longest, and transformers' output classes."""
-    single = int(config.num_beams or 1) == 1
-    pad = getattr(config, "_pad_token_tensor", None)
-    if single:
-        fill = int(pad) if pad is not None else 0  # without a pad token nothing ever stops early
-    elif eos_ids.numel() == 0:
-        fill = -1
-    else:  # as transformers has it: `pad_token_id or eos_token_id[0]`, so that a pad token 0 does not count
-        fill = int(pad) if pad is not None and int(pad) != 0 else int(eos_ids[0])
-    longest = max(hypothesis.sequence_T.shape[0] for hypothesis in hypotheses)
-    sequences = prompts.new_full((len(hypotheses), longest), fill)
-    for row, hypothesis in enumerate(hypotheses):
-        sequences[row, : hypothesis.sequence_T.shape[0]] = hypothesis.sequence_T
-    if not config.return_dict_in_generate:
-        return sequences
-    if single:
-        return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
-    scores = torch.tensor([hypothesis.score for hypothesis in hypotheses], device=sequences.device)
-    return GenerateBeamDecoderOnlyOutput(sequences=sequences, sequences_scores=scores)  # type: ignore[arg-type]

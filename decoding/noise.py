@@ -15,6 +15,7 @@ _ROUND_1 = 0x7FEB352D  # the constants of the "lowbias32" and murmur3 mixers, cu
 _ROUND_2 = 0x46CA6B35
 _ROUND_3 = 0x2C1B3C6D
 _TOKEN = 0x1E3779B9
+_PRIVATE = 1 << 30
 
 
 def _mix(words: torch.Tensor, multiplier: int, shift: int) -> torch.Tensor:
@@ -65,6 +66,19 @@ def extend_path(paths_L: torch.Tensor, tokens_L: torch.Tensor) -> torch.Tensor:
     return ((new_high >> 1) << 31) | (new_low >> 1)
 
 
+def private_path(paths_L: torch.Tensor, number: int) -> torch.Tensor:
+    """Hashes beside those of any continuation, for random numbers that are not a token's.
+
+    Args:
+        paths_L: int64 (L,), hashes.
+        number: tells several uses apart, below 2**30.
+
+    Returns:
+        int64 (L,). Token ids lie below 2**30, so no continuation shares them.
+    """
+    return extend_path(paths_L, torch.full_like(paths_L, _PRIVATE + number))
+
+
 def gumbel(paths_L: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """Gumbel(0, 1) noise of every continuation.
 
@@ -75,9 +89,26 @@ def gumbel(paths_L: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     Returns:
         float32 (L, V).
     """
-    high, low = (paths_L >> 31).unsqueeze(-1), (paths_L & 0x7FFFFFFF).unsqueeze(-1)
-    bits = _hash(high, low, token_ids)
     # The complement of the uniform keeps full relative precision where the noise is large. The clamp cuts the far lower
     # tail (probability 2**-24), where 1 - u would round to zero.
-    complement = bits.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=1.0 - 2.0**-24)
+    complement = _bits(paths_L, token_ids).to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=1.0 - 2.0**-24)
     return complement.neg_().log1p_().neg_().log_().neg_()
+
+
+def uniform(paths_L: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Uniform(0, 1) numbers, in steps of 2**-32 and never 0 or 1.
+
+    Args:
+        paths_L: int64 (L,), hashes.
+        indices: int64 (N,), which numbers of each hash.
+
+    Returns:
+        float64 (L, N).
+    """
+    return _bits(paths_L, indices).to(torch.float64).add_(0.5).mul_(2.0**-32)
+
+
+def _bits(paths_L: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    """32 random bits for every (path, word): int64 (L, N)."""
+    high, low = (paths_L >> 31).unsqueeze(-1), (paths_L & 0x7FFFFFFF).unsqueeze(-1)
+    return _hash(high, low, words)

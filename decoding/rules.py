@@ -6,7 +6,7 @@ Both are transformers' own objects: a ``LogitsProcessorList`` and a ``StoppingCr
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast
 
@@ -20,8 +20,33 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from .config import DecodeConfig
+
 _VOCABULARY_FREE = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
-"""Warpers that look at scores alone, so that they mean the same on a reduced draft vocabulary."""
+"""Warpers that look at scores alone, so that they mean the same on a reduced draft vocabulary, or on a joint."""
+
+
+def make_rules(
+    processors: LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+    eos_ids: torch.Tensor,
+    config: DecodeConfig,
+    vocab_size: int,
+) -> SearchRules:
+    """The rules of a search. With ``warping="joint"`` the warpers that look at scores alone act on the joint.
+
+    Args:
+        processors: transformers' logits processors, warpers included.
+        criteria: transformers' stopping criteria.
+        eos_ids: int64 (n_eos,).
+        config: of the search.
+        vocab_size: of the target.
+    """
+    joint = LogitsProcessorList()
+    if config.warping == "joint":
+        joint = LogitsProcessorList([p for p in processors if isinstance(p, _VOCABULARY_FREE)])
+        processors = LogitsProcessorList([p for p in processors if not isinstance(p, _VOCABULARY_FREE)])
+    return SearchRules(processors, criteria, eos_ids, config.num_beams == 1, vocab_size, joint)
 
 
 @dataclass(frozen=True)
@@ -34,6 +59,8 @@ class SearchRules:
         eos_ids: int64 (n_eos,), the EOS tokens; drafters never propose them, since they are never extended.
         single: one beam was asked for: transformers then processes logits, not log-probabilities.
         vocab_size: of the target.
+        joint_warpers: act on the distribution over (beam, token), to draw by; scores are kept without them. Empty
+            except in rejection verification with ``warping="joint"``.
     """
 
     processors: LogitsProcessorList
@@ -41,6 +68,7 @@ class SearchRules:
     eos_ids: torch.Tensor
     single: bool
     vocab_size: int
+    joint_warpers: LogitsProcessorList = field(default_factory=LogitsProcessorList)
 
     @property
     def n_eos(self) -> int:
@@ -50,11 +78,15 @@ class SearchRules:
     @cached_property
     def draft(self) -> DraftRules:
         """The same scoring for a drafter. Processors are copied: a stateful one must not see speculative beams."""
-        return DraftRules(copy.deepcopy(self.processors), self.single, self.vocab_size)
+        return DraftRules(copy.deepcopy(self.processors), self.single, self.vocab_size, self.joint_warpers)
 
     def log_probs(self, sequences_LT: torch.Tensor, logits_LV: torch.Tensor) -> torch.Tensor:
         """Processed log-probabilities, float32 (L, V), of beams with tokens (L, T) and logits (L, V)."""
         return _process(self.processors, self.single, sequences_LT, logits_LV.float())
+
+    def log_weights(self, scores_L: torch.Tensor, log_probs_LV: torch.Tensor) -> torch.Tensor:
+        """Unnormalised log-probabilities of the joint distribution over (beam, token), float32 (L, V)."""
+        return _warp_joint(self.joint_warpers, scores_L, log_probs_LV)
 
     def stops(self, sequences_LT: torch.Tensor, parents_K: torch.Tensor, tokens_K: torch.Tensor) -> torch.Tensor:
         """Whether continuations end: bool (K,), for parents (K,) among beams with tokens (L, T) and new tokens (K,)."""
@@ -70,6 +102,11 @@ class DraftRules:
     processors: LogitsProcessorList
     single: bool
     vocab_size: int
+    joint_warpers: LogitsProcessorList = field(default_factory=LogitsProcessorList)
+
+    def log_weights(self, scores_L: torch.Tensor, log_probs_LV: torch.Tensor) -> torch.Tensor:
+        """As `SearchRules.log_weights`, over the drafter's columns."""
+        return _warp_joint(self.joint_warpers, scores_L, log_probs_LV)
 
     def log_probs(
         self, sequences_LT: torch.Tensor, logits_LV: torch.Tensor, token_ids_V: torch.Tensor | None
@@ -88,3 +125,12 @@ def _process(
     if single:
         return torch.log_softmax(processors(sequences_LT, logits_LV), dim=-1)  # type: ignore[arg-type]
     return processors(sequences_LT, torch.log_softmax(logits_LV, dim=-1))  # type: ignore[arg-type]
+
+
+def _warp_joint(warpers: LogitsProcessorList, scores_L: torch.Tensor, log_probs_LV: torch.Tensor) -> torch.Tensor:
+    accumulated = log_probs_LV + scores_L.unsqueeze(1)
+    if not warpers:
+        return accumulated
+    flat = accumulated.reshape(1, -1)
+    no_tokens = torch.empty(1, 0, dtype=torch.int64, device=flat.device)
+    return warpers(no_tokens, flat).view_as(accumulated)  # type: ignore[arg-type]

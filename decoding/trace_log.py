@@ -5,8 +5,8 @@ from __future__ import annotations
 from .beams import Selection, candidates_to_keep
 from .drafting import DraftedLayer
 from .engine import BlockRecord
+from .outcome import LayerOutcome
 from .trace_schema import BlockRow, LayerRow
-from .verify import LayerOutcome
 
 
 def candidates_needed(outcome: LayerOutcome, layer: DraftedLayer, num_beams: int, n_eos: int) -> list[int]:

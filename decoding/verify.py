@@ -1,76 +1,30 @@
-"""Coupled verification: walk the real beam step through the forest (design §3)."""
+"""Verification: which of the drafted beams stand (design §3)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
-from .beams import Beams, FinishedBeams, Selection, beam_step, candidates_to_keep
-from .forest import Forest
+from .beams import Beams, beam_step, candidates_to_keep
+from .drafting import DraftedLayer
+from .joint import Joint, make_joint
 from .noise import gumbel
-from .rules import SearchRules
+from .outcome import LayerOutcome, Verification, layer_width
+from .rejection import verify_rejection
+from .rows import Row
+
+LogitsAt = Callable[[torch.Tensor], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class LayerOutcome:
-    """What verification found at one layer.
-
-    Attributes:
-        selection: the beam step's outcome at full width.
-        covered: every selected live beam was a node of the forest.
-        drafted: the layer was drafted (False for the bonus layer).
-        drawn_nodes: for each candidate of ``selection.drawn`` its node in the forest, -1 where it is missing; empty at
-            the bonus layer.
-    """
-
-    selection: Selection
-    covered: bool
-    drafted: bool
-    drawn_nodes: list[int]
-
-
-@dataclass
-class Verification:
-    """Outcome of one block.
-
-    Attributes:
-        live: the beams after the block; their nodes are new, the last of the forest.
-        layers: one outcome per layer advanced, the recovered or bonus layer last.
-        log_probs_LV: the target's processed log-probabilities at the beams of the last layer walked, float32 (L, V).
-    """
-
-    live: Beams
-    log_probs_LV: torch.Tensor
-    layers: list[LayerOutcome] = field(default_factory=list)
-
-
-def verify_coupled(
-    live: Beams,
-    forest: Forest,
-    drafted_layers: int,
-    logits_at: Callable[[torch.Tensor], torch.Tensor],
-    rules: SearchRules,
-    finished: FinishedBeams,
-    do_sample: bool,
-    prompt_length: int,
-) -> Verification:
-    """Run the target's own beam step layer by layer while it stays inside the forest.
-
-    The block ends at the first layer whose selection is not all in the forest (its beams are committed as they are:
-    recovered), after one layer beyond the last drafted one (bonus), or with the search. The selection at every layer is
-    that of the target alone, so the output cannot depend on what was drafted.
+def verify(row: Row, layers: Sequence[DraftedLayer], logits_at: LogitsAt) -> Verification:
+    """Verify a block as the request's ``verification`` says.
 
     Args:
-        live: the beams at the block's start; they are nodes of the forest.
-        forest: with the drafted nodes; the next live beams are appended to it.
-        drafted_layers: layers drafted in this block.
+        row: the prompt; its forest gets the next live beams, its finished hypotheses are updated.
+        layers: what was drafted in this block.
         logits_at: maps node indices (L,) to the target's logits (L, V) there.
-        rules: scoring and stopping.
-        finished: the prompt's finished hypotheses, updated.
-        do_sample: draw with noise, or take the best.
-        prompt_length: tokens of the (padded) prompt in the beams' sequences.
 
     Returns:
         The beams after the block, and what happened at each layer.
@@ -78,37 +32,56 @@ def verify_coupled(
     Raises:
         NumericalError: NaN logits.
     """
-    num_beams = finished.num_beams
-    keep = candidates_to_keep(num_beams, num_beams, rules.n_eos)
-    tokens_of_vocab = torch.arange(rules.vocab_size, device=forest.device) if do_sample else None
-    block = Verification(live, torch.empty(0))
+    return (verify_rejection if row.request.config.rejection else verify_coupled)(row, layers, logits_at)
+
+
+def verify_coupled(row: Row, layers: Sequence[DraftedLayer], logits_at: LogitsAt) -> Verification:
+    """Run the target's own beam step layer by layer while it stays inside the forest.
+
+    The block ends at the first layer whose selection is not all in the forest (its beams are committed as they are:
+    recovered), after one layer beyond the last drafted one (bonus), or with the search. The selection at every layer is
+    that of the target alone, so in exact mode the output cannot depend on what was drafted. In dynamic mode a drafted
+    layer keeps fewer beams, drafted or recovered; the bonus layer has all of them again.
+
+    Arguments, result and errors: see `verify`.
+    """
+    rules, forest, config = row.request.rules, row.forest, row.request.config
+    num_beams = config.num_beams
+    tokens_of_vocab = torch.arange(rules.vocab_size, device=forest.device) if config.do_sample else None
+    block = Verification(row.live, torch.empty(0))
     while True:
         beams = block.live
-        block.log_probs_LV = rules.log_probs(beams.sequences_LT, logits_at(beams.nodes_L))
-        selection = beam_step(
+        log_probs = block.log_probs_LV = rules.log_probs(beams.sequences_LT, logits_at(beams.nodes_L))
+        full = beam_step(
             beams.scores_L,
-            block.log_probs_LV,
+            log_probs,
             None if tokens_of_vocab is None else gumbel(beams.paths_L, tokens_of_vocab),
             num_beams,
-            keep,
+            candidates_to_keep(num_beams, num_beams, rules.n_eos),
             lambda parents, tokens, beams=beams: rules.stops(beams.sequences_LT, parents, tokens),  # type: ignore[misc]
         )
-        finished.update(beams, selection, beams.sequences_LT.shape[1] + 1 - prompt_length)
-        chosen = selection.live
-        drafted = len(block.layers) < drafted_layers
-        drawn_nodes: list[int] = []
-        if drafted:
-            drawn = selection.drawn
-            drawn_nodes = forest.find_children(beams.nodes_L[drawn.parents_K], drawn.tokens_K).tolist()
-        live_nodes = [drawn_nodes[index] for index in selection.live_index] if drafted else []
-        covered = drafted and min(live_nodes, default=-1) >= 0
-        block.layers.append(LayerOutcome(selection, covered, drafted, drawn_nodes))
-        if finished.done:
-            return block
-        if covered:
-            nodes = torch.tensor(live_nodes, dtype=torch.int64, device=forest.device)
+        layer = layers[len(block.layers)] if len(block.layers) < len(layers) else None
+        if layer is None:
+            outcome, selection = LayerOutcome(full, False, False, [], num_beams), full
         else:
-            nodes = forest.add(beams.nodes_L[chosen.parents_K], chosen.tokens_K)
-        block.live = beams.advance(chosen.parents_K, chosen.tokens_K, chosen.scores_K, nodes)
-        if not covered:
+            above = layers[len(block.layers) - 1] if block.layers else None
+            width = layer_width(config, layer.plan, partial(_compare, row, beams, log_probs, layer, above))
+            selection = full
+            if width < num_beams:
+                selection = full.at_width(width, candidates_to_keep(width, num_beams, rules.n_eos))
+            drawn = full.drawn
+            nodes = forest.find_children(beams.nodes_L[drawn.parents_K], drawn.tokens_K).tolist()
+            covered = min((nodes[index] for index in selection.live_index), default=-1) >= 0
+            outcome = LayerOutcome(full, covered, True, nodes, width)
+        if block.advance(row, outcome, selection):
             return block
+
+
+def _compare(
+    row: Row, beams: Beams, log_probs_LV: torch.Tensor, layer: DraftedLayer, above: DraftedLayer | None
+) -> Joint:
+    """Compare target and draft at a layer."""
+    weights = row.request.rules.log_weights(beams.scores_L, log_probs_LV)
+    p_LV = torch.softmax(weights.view(-1), dim=0).view_as(weights).double()
+    origin = row.live.nodes_L[0] if above is None else above.first_node  # the node of the draft's parent 0
+    return make_joint(p_LV, layer.weigh(), layer.token_ids_V, beams.nodes_L - origin)

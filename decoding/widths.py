@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from .errors import ConfigError
+from .joint import Joint
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,26 @@ class LayerPlan:
     Attributes:
         width: beams that verification keeps at this layer (w). Ignored in exact mode, where it is ``num_beams``.
         draft_width: candidates to draft at this layer (m), at least 1.
+        rule: decides ``width`` at verification instead, in dynamic mode.
     """
 
     width: int
     draft_width: int
+    rule: WidthRule | None = None
+
+
+class WidthRule(Protocol):
+    """Decides a layer's width once the target has seen its parents. It must not look at the layer's candidates."""
+
+    def choose(self, joint: Joint, draft_width: int, num_beams: int) -> int:
+        """Beams to keep.
+
+        Args:
+            joint: target and draft distributions over (beam, token) at the layer.
+            draft_width: candidates drafted (m).
+            num_beams: most beams allowed (W).
+        """
+        ...
 
 
 @dataclass
