@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -67,7 +68,7 @@ def transformers_beam_law(log_probs: LogProbs, num_beams: int, max_new: int, eos
     return dict(law)
 
 
-def chi_square_p_value(observed: dict[Tokens, int], law: dict[Tokens, float]) -> float:
+def chi_square_p_value(observed: Mapping[Any, int], law: Mapping[Any, float]) -> float:
     """p-value of counts against a law; outcomes expected fewer than five times are pooled.
 
     Any outcome outside the law's support gives 0.
@@ -90,3 +91,68 @@ def chi_square_p_value(observed: dict[Tokens, int], law: dict[Tokens, float]) ->
         expected.append(pooled_expected)
     scale = total / sum(expected)
     return float(chisquare(seen, [value * scale for value in expected]).pvalue)
+
+
+def slots_law(probs: Sequence[float], width: int, distinct: bool) -> dict[tuple[int, ...], float]:
+    """Law of ``width`` draws, as sorted tuples: without replacement (at most the support), or independent."""
+    if distinct:
+        support = sum(prob > 0.0 for prob in probs)
+        return {tuple(sorted(drawn)): chance for drawn, chance in subset_law(probs, min(width, support)).items()}
+    total = sum(probs)
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(width):
+        after: dict[tuple[int, ...], float] = defaultdict(float)
+        for drawn, chance in law.items():
+            for index, prob in enumerate(probs):
+                if prob > 0.0:
+                    after[tuple(sorted((*drawn, index)))] += chance * prob / total
+        law = dict(after)
+    return law
+
+
+def slot_beam_law(
+    log_probs: LogProbs,
+    widths: Sequence[int],
+    num_beams: int,
+    eos: int,
+    distinct: bool = True,
+    joint_top_k: int = 0,
+) -> dict[tuple[Tokens, ...], float]:
+    """Law of all sequences returned by rejection verification, best first (docs/exactness.md).
+
+    Args:
+        log_probs: processed log-probabilities of the next token after some generated tokens.
+        widths: slots drawn at each layer; the last layer is the longest continuation's last token.
+        num_beams: W, sequences returned; missing ones are ().
+        eos: the end token.
+        distinct: slots are draws without replacement.
+        joint_top_k: keep the best k of the joint (0: all).
+    """
+    law: dict[tuple[Tokens, ...], float] = defaultdict(float)
+
+    def search(live: tuple[Scored, ...], finished: tuple[Scored, ...], weight: float) -> None:
+        length = len(live[0][1]) + 1
+        candidates = [
+            (score + log_prob, (*tokens, token))
+            for score, tokens in live
+            for token, log_prob in enumerate(log_probs(tokens))
+            if log_prob > float("-inf")
+        ]
+        scores = torch.tensor([score for score, _ in candidates], dtype=torch.float64)
+        if joint_top_k:
+            floor = scores.topk(min(joint_top_k, len(candidates))).values[-1]
+            scores = scores.masked_fill(scores < floor, float("-inf"))
+        probs = torch.softmax(scores, 0).tolist()
+        for drawn, chance in slots_law(probs, widths[length - 1], distinct).items():
+            order = sorted((candidates[index] for index in drawn), key=lambda item: -item[0])
+            going = tuple(item for item in order if item[1][-1] != eos and length < len(widths))
+            ended = [(item[0] / length, item[1]) for item in order if item not in going]
+            new = tuple(sorted([*finished, *ended], key=lambda item: -item[0])[:num_beams])
+            if not going or (len(new) == num_beams and going[0][0] / length <= new[-1][0]):
+                returned = tuple(tokens for _, tokens in new)
+                law[returned + ((),) * (num_beams - len(returned))] += weight * chance
+            else:
+                search(going, new, weight * chance)
+
+    search(((0.0, ()),), (), 1.0)
+    return dict(law)
