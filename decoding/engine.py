@@ -215,7 +215,9 @@ class Engine:
                 f"The prompt has {length} tokens and max_new_tokens is {config.max_new_tokens}, but the model has "
                 f"{positions} positions: shorten the prompt or ask for at most {max(positions - length, 0)} new tokens"
             )
-        keep = candidates_to_keep(config.num_beams, config.num_beams, request.rules.n_eos)
+        keep = config.num_beams
+        if not config.rejection:
+            keep = candidates_to_keep(keep, keep, request.rules.n_eos)
         if keep > self.target.vocab_size:
             raise InputError(
                 f"num_beams={config.num_beams} needs {keep} candidates per step, but the vocabulary has "

@@ -131,7 +131,7 @@ def test_a_residual_that_is_not_reset_is_noticed(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_width_chosen_after_the_candidates_is_noticed() -> None:
-    """Widths 1 and 2, once by a coin and once by the first candidate, with the same odds: only the coin keeps the law."""
+    """Widths 1 and 2, once by a coin and once by the first candidate, with the same odds: the coin keeps the law."""
     odds = float(GOOD[[0, 3]].sum())
     one, two = slots_law(P.tolist(), 1, True), slots_law(P.tolist(), 2, True)
     law = {**{key: odds * chance for key, chance in one.items()}, **{k: (1 - odds) * c for k, c in two.items()}}
