@@ -22,7 +22,8 @@ class SpeculativeBeams(generate.SpeculativeBeams):
         drafter: what proposes tokens: auto, model, lookup, union, none, or a `Drafter` of your own.
         controller: a trained width controller: a folder, a Hub id or a `Controller`; it decides how deep and how wide
             to draft. None drafts ``gamma`` layers of ``draft_width`` candidates.
-        **settings: the other arguments: gamma, draft_width, policy, seed, batch_size, observer, measure.
+        **settings: the other arguments of `decoding.generate.SpeculativeBeams`: gamma, draft_width, policy, seed,
+            batch_size, verification, width_mode, threshold, …
 
     Raises:
         ConfigError: a setting out of range, or both a controller and a policy.
@@ -41,7 +42,8 @@ class SpeculativeBeams(generate.SpeculativeBeams):
             if settings.get("policy") is not None:
                 raise ConfigError("controller and policy were both given: a controller is a policy, give one of them")
             loaded = controller if isinstance(controller, Controller) else Controller.from_pretrained(controller)
-            settings["policy"] = loaded.policy()
+            dynamic = {name: settings[name] for name in ("threshold", "min_width") if name in settings}
+            settings["policy"] = loaded.policy(mode=settings.get("width_mode", "exact"), **dynamic)
         super().__init__(draft_model, drafter, **settings)
 
 

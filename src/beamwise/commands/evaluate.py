@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from beamwise.decoding.errors import ConfigError
 
-from .generate import check_writable, open_output
 from .loading import shipped_controller
+from .output import check_writable, open_output
 
 
 @dataclass

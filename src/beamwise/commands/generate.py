@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import secrets
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -21,6 +18,7 @@ from beamwise.decoding.errors import ConfigError
 from beamwise.decoding.prompts import Prompt, check_text, encode_prompt, read_prompts
 
 from .loading import load_models, shipped_controller, silence_libraries
+from .output import check_writable, open_output
 
 if TYPE_CHECKING:
     from .decode import Decoded, OnProgress
@@ -65,6 +63,17 @@ class GenerateOptions:
             and neither --gamma nor --draft-width is given).
         gamma: Layers drafted in one block, without a controller. [default: 4]
         draft_width: Candidates drafted at each layer, without a controller. [default: --num-beams + 4]
+        verification: coupled (the output of generate, whatever drafts) or rejection (the paper's: beams are draws from
+            the target's joint distribution; needs --do-sample).
+        law: With --verification rejection, beams of a layer are distinct, or independent (replacement, the paper's).
+        warping: With --verification rejection, temperature, top_k and top_p act per_beam, or on the joint distribution
+            over beam and token (the paper's).
+        width_mode: exact, or dynamic: keep fewer beams where the draft is likely to fail (the paper's idea), which
+            changes the output for speed.
+        min_width: With --width-mode dynamic, the fewest beams drawn at a layer. [default: 1]
+        threshold: With --width-mode dynamic, keep as many beams as are accepted with this probability. [default: 0.7]
+        carry_beams: With --width-mode dynamic, beams handed from block to block, the likeliest; 1 is the paper's
+            variant for little memory. [default: all]
         dtype: Of the weights and the forward pass; scores are float32 whatever it is.
         device: auto, cpu, cuda, ...
         batch_size: Prompts of a file decoded at once.
@@ -92,6 +101,13 @@ class GenerateOptions:
     controller: str = "default"
     gamma: int | None = None
     draft_width: int | None = None
+    verification: Literal["coupled", "rejection"] = "coupled"
+    law: Literal["distinct", "replacement"] = "distinct"
+    warping: Literal["per_beam", "joint"] = "per_beam"
+    width_mode: Literal["exact", "dynamic"] = "exact"
+    min_width: int | None = None
+    threshold: float | None = None
+    carry_beams: int | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = "auto"
     batch_size: int = 8
@@ -101,8 +117,10 @@ class GenerateOptions:
         DecodeConfig(  # validates
             num_beams=self.num_beams,
             max_new_tokens=self.max_new_tokens,
+            do_sample=self.do_sample,
             num_return_sequences=self.num_return_sequences,
             early_stopping=self.early_stopping,
+            **self.variant(),
         )
         if (self.prompt is None) == (self.prompts is None):
             raise ConfigError("give either --prompt TEXT or --prompts FILE.jsonl")
@@ -110,6 +128,9 @@ class GenerateOptions:
             if getattr(self, name) is not None and not self.do_sample:
                 option = name.replace("_", "-")
                 raise ConfigError(f"--{option} has an effect only on sampling: add --do-sample, or leave it out")
+        for name in ("min_width", "threshold"):
+            if getattr(self, name) is not None and self.width_mode == "exact":
+                raise ConfigError(f"--{name.replace('_', '-')} has an effect only on --width-mode dynamic: add that")
         for name, value, lowest, highest in (
             ("temperature", self.temperature, 1e-4, math.inf),
             ("top-k", self.top_k, 0, math.inf),
@@ -121,6 +142,12 @@ class GenerateOptions:
             if value is not None and not lowest <= value <= highest:
                 bounds = f"at least {lowest}" if highest == math.inf else f"between {lowest} and {highest}"
                 raise ConfigError(f"--{name} is {value}: it must be {bounds}")
+
+    def variant(self) -> dict[str, Any]:
+        """What is verified and how, as `DecodeConfig` takes it."""
+        names = ("verification", "law", "warping", "width_mode", "carry_beams")
+        variant = {name: getattr(self, name) for name in names}
+        return {**variant, "min_width": 1 if self.min_width is None else self.min_width}
 
     def generate_arguments(self) -> dict[str, Any]:
         """Keyword arguments of ``model.generate``; what was not given is left to the model's generation_config."""
@@ -168,6 +195,8 @@ def generate(options: GenerateOptions) -> None:
             seed=seed,
             batch_size=options.batch_size,
             observer=meter,
+            threshold=0.7 if options.threshold is None else options.threshold,
+            **options.variant(),
         )
         decoded = decode_prompts(models, beams, meter, tokens, options.generate_arguments())
     if options.prompts is None and options.out is None:
@@ -245,36 +274,3 @@ def progress_bar(total: int, shown: bool) -> Iterator[OnProgress | None]:
             progress.update(task, advance=prompts, tokens=progress.tasks[task].fields["tokens"] + layers)
 
         yield advance
-
-
-def check_writable(out: str | None) -> None:
-    """Refuse an output file that could not be written, before the work is done.
-
-    Raises:
-        ConfigError: its folder does not exist or may not be written to, or it is a folder itself.
-    """
-    if out is None:
-        return
-    path = Path(out)
-    if path.is_dir():
-        raise ConfigError(f"--out '{out}' is a folder: give a file name inside it")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--out '{out}': the folder '{path.parent}' does not exist; make it first")
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"--out '{out}': the folder '{path.parent}' may not be written to; choose another")
-
-
-@contextmanager
-def open_output(out: str | None) -> Iterator[TextIO]:
-    """A file that appears under its name only when it is complete; None is stdout."""
-    if out is None:
-        yield sys.stdout
-        return
-    path = Path(out)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.writing")
-    try:
-        with scratch.open("x", encoding="utf-8") as file:
-            yield file
-        scratch.rename(path)
-    finally:
-        scratch.unlink(missing_ok=True)
