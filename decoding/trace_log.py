@@ -6,6 +6,7 @@ from .beams import Selection, candidates_to_keep
 from .drafting import DraftedLayer
 from .engine import BlockRecord
 from .outcome import LayerOutcome
+from .paper_width import accept_probabilities
 from .trace_schema import BlockRow, LayerRow
 
 
@@ -19,10 +20,12 @@ def candidates_needed(outcome: LayerOutcome, layer: DraftedLayer, num_beams: int
         n_eos: number of EOS tokens.
 
     Returns:
-        For w = 1..W the smallest number that covers what a step of width w lets live on; 0 where the drafted ones do
-        not.
+        For w = 1..W the smallest number that covers what a step of width w lets live on (rejection verification: that
+        fills w slots); 0 where the drafted ones do not.
     """
     ranks = [node - layer.first_node + 1 if node >= 0 else 0 for node in outcome.drawn_nodes]
+    if outcome.joint is not None:
+        return [_filled(ranks[:w], w) for w in range(1, num_beams + 1)]
     return [
         _needed(outcome.selection, ranks, w, candidates_to_keep(w, num_beams, n_eos)) for w in range(1, num_beams + 1)
     ]
@@ -31,6 +34,16 @@ def candidates_needed(outcome: LayerOutcome, layer: DraftedLayer, num_beams: int
 def _needed(selection: Selection, ranks: list[int], width: int, keep: int) -> int:
     selected = [ranks[index] for index in selection.narrowed(width, keep)]
     return 0 if not selected or 0 in selected else max(selected)
+
+
+def _accept_prob(outcome: LayerOutcome | None, layer: DraftedLayer, num_beams: int) -> list[float] | None:
+    if outcome is None or outcome.joint is None:
+        return None
+    return accept_probabilities(outcome.joint, len(layer.candidates), num_beams)
+
+
+def _filled(ranks: list[int], width: int) -> int:
+    return 0 if len(ranks) < width or 0 in ranks else max(ranks)
 
 
 class TraceLog:
@@ -72,6 +85,7 @@ class TraceLog:
                     covered=outcome is not None and outcome.covered,
                     features=layer.view.features,
                     candidates_needed=needed,
+                    accept_prob=_accept_prob(outcome, layer, config.num_beams),
                 )
             )
         self.block_rows.append(

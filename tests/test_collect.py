@@ -171,3 +171,19 @@ def _log(model: Any, tokenizer: Any, options: CollectOptions, texts: Any, order:
         ]
         for index in order
     }
+
+
+def test_rejection_traces_carry_the_papers_probabilities(target: str, prompts: str, tmp_path: Path) -> None:
+    """One per width, decreasing; the candidates needed grow with the width, and covered layers need all beams."""
+    options = [*arguments(target, prompts, tmp_path / "traces"), "--verification", "rejection"]
+    assert main(options) == 2  # greedy prompts are among them
+    assert main([*options, "--sampling", "sample"]) == 0
+    found = [row for row in rows(tmp_path / "traces")["layers"] if row["reached"]]
+    assert found
+    for row in found:
+        chances, needed = row["accept_prob"], row["candidates_needed"]
+        assert len(chances) == len(needed) == row["num_beams"]
+        assert chances == sorted(chances, reverse=True) and 0.0 <= chances[-1] <= chances[0] <= 1.0 + 1e-6
+        filled = [count for count in needed if count]
+        assert filled == sorted(set(filled))
+        assert row["covered"] == (needed[-1] > 0)

@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from beamwise.decoding.draft_model import DraftCheckpoint, build_draft, save_draft
+from beamwise.decoding.draft_model import DraftCheckpoint, build_draft, load_draft, read_draft_config, save_draft
 from beamwise.decoding.errors import ConfigError
 from beamwise.decoding.models import load_model
 from beamwise.decoding.prompts import Prompt, read_prompts
@@ -49,6 +49,8 @@ class DistilConfig:
         kind: pruned (fewer layers), or feature (also reads the target's last hidden state).
         layers: the target's layers to keep.
         vocabulary: tokens of the draft, the most frequent of the training text; 0 keeps all.
+        init: folder of a draft to go on from, of the same kind and layers; its vocabulary is kept. None starts from the
+            target's own layers.
         on_policy: train on responses that the target writes; otherwise on the files' own.
         max_prompt_tokens: prompts longer than this are left out.
         max_new_tokens: longest response.
@@ -73,6 +75,7 @@ class DistilConfig:
     kind: Literal["pruned", "feature"] = "pruned"
     layers: list[int] = field(default_factory=lambda: [0, 29])
     vocabulary: int = 8192
+    init: str | None = None
     on_policy: bool = True
     max_prompt_tokens: int = 700
     max_new_tokens: int = 256
@@ -123,7 +126,7 @@ def distil(config: DistilConfig) -> Path:
     work.mkdir(parents=True, exist_ok=True)
     data = _prepare(config, work)
     target, _ = load_model(config.target, dtype=torch.float32, device=config.device)
-    draft = build_draft(target, config.kind, config.layers, data.token_ids)
+    draft = _start(config, target, data.token_ids)
     module = DraftDistiller(
         target, draft, config.kind, config.learning_rate, config.warmup_steps, config.max_steps, seed=config.seed
     )
@@ -150,6 +153,19 @@ def distil(config: DistilConfig) -> Path:
     save_draft(config.out, draft, target, info)
     (work / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
     return Path(config.out)
+
+
+def _start(config: DistilConfig, target: PreTrainedModel, token_ids: torch.Tensor | None) -> PreTrainedModel:
+    """The draft before its first step."""
+    if config.init is None:
+        return build_draft(target, config.kind, config.layers, token_ids)
+    info = read_draft_config(config.init)
+    if (info.kind, info.layers) != (config.kind, config.layers):
+        raise ConfigError(
+            f"init is '{config.init}', a {info.kind} draft of layers {info.layers}: set kind and layers to these, or "
+            f"leave init out (kind is {config.kind}, layers {config.layers})"
+        )
+    return load_draft(config.init, target)
 
 
 def _prepare(config: DistilConfig, work: Path) -> _Data:

@@ -33,6 +33,7 @@ class CollectOptions:
         sampling: Decode greedily, by sampling, or by turns.
         temperature: When sampling.
         top_k: When sampling; 0 is all tokens.
+        verification: coupled, or rejection (the paper's; with --sampling sample): logs the paper's probabilities too.
         max_new_tokens: Longest continuation, in tokens.
         gamma: Most layers drafted in one block.
         draft_widths: Draft widths to draw from.
@@ -54,6 +55,7 @@ class CollectOptions:
     sampling: Literal["both", "greedy", "sample"] = "both"
     temperature: float = 1.0
     top_k: int = 50
+    verification: Literal["coupled", "rejection"] = "coupled"
     max_new_tokens: int = 96
     gamma: int = 5
     draft_widths: list[int] = field(default_factory=lambda: [4, 8, 16, 24, 32])
@@ -72,6 +74,8 @@ class CollectOptions:
             raise ConfigError(f"num_beams is {self.num_beams}: give at least one number, each at least 1")
         if self.max_new_tokens < 2 or self.limit < 0:
             raise ConfigError("max_new_tokens must be at least 2 and limit at least 0")
+        if self.verification == "rejection" and self.sampling != "sample":
+            raise ConfigError("--verification rejection accepts random draws: add --sampling sample")
         if self.temperature <= 0.0:
             raise ConfigError(
                 f"temperature is {self.temperature}: it must be above 0 (--sampling greedy draws nothing)"
@@ -127,7 +131,12 @@ class Collector:
         self.options = options
         self.log = TraceLog()
         self.beams = SpeculativeBeams(
-            models.draft, drafter=options.drafter, observer=self.log, measure=True, batch_size=1
+            models.draft,
+            drafter=options.drafter,
+            observer=self.log,
+            measure=True,
+            batch_size=1,
+            verification=options.verification,
         )
 
     def decode(self, index: int, prompt: Prompt) -> Any:
