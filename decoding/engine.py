@@ -161,6 +161,7 @@ class Engine:
         """Make the verified beams live, drop dead branches, extend the trunk."""
         assert self._pool is not None
         row.stats.layers += len(verification.layers)
+        row.stats.widths += sum(layer.width for layer in verification.layers)
         row.live = verification.live.best(row.request.config.carry_beams)
         covered = sum(layer.covered for layer in verification.layers)
         row.history = row.history.updated(drafted, covered, verification.log_probs_LV)

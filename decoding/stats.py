@@ -18,6 +18,7 @@ class DecodeStats:
         target_forwards: forwards of the target in which the prompt took part, the prompt's own included.
         draft_forwards: forwards of the draft in which it took part.
         layers: tokens by which all its beams advanced.
+        widths: beams asked for, summed over these layers.
         drafted_nodes: nodes proposed.
         target_tokens: tokens computed by the target, the prompt's included.
         peak_slots: most KV slots in use after a block (a maximum, not a sum).
@@ -26,6 +27,7 @@ class DecodeStats:
     target_forwards: int = 0
     draft_forwards: int = 0
     layers: int = 0
+    widths: int = 0
     drafted_nodes: int = 0
     target_tokens: int = 0
     peak_slots: int = 0
@@ -34,6 +36,11 @@ class DecodeStats:
     def mean_acceptance_length(self) -> float:
         """Layers advanced per target forward, the bonus counted."""
         return self.layers / max(self.target_forwards, 1)
+
+    @property
+    def mean_width(self) -> float:
+        """Beams per layer: ``num_beams`` in exact mode."""
+        return self.widths / max(self.layers, 1)
 
     def add(self, other: DecodeStats) -> None:
         """Add another prompt's counters."""

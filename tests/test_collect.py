@@ -183,7 +183,8 @@ def test_rejection_traces_carry_the_papers_probabilities(target: str, prompts: s
     for row in found:
         chances, needed = row["accept_prob"], row["candidates_needed"]
         assert len(chances) == len(needed) == row["num_beams"]
-        assert chances == sorted(chances, reverse=True) and 0.0 <= chances[-1] <= chances[0] <= 1.0 + 1e-6
+        assert chances == sorted(chances, reverse=True)
+        assert 0.0 <= chances[-1] <= chances[0] <= 1.0 + 1e-6
         filled = [count for count in needed if count]
         assert filled == sorted(set(filled))
         assert row["covered"] == (needed[-1] > 0)
