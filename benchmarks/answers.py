@@ -56,6 +56,6 @@ def mean_log_likelihood(model: PreTrainedModel, prompt_ids: Sequence[int], new_i
         new_ids: at least one.
     """
     tokens = torch.tensor([[*prompt_ids, *new_ids]], device=model.device)
-    logits = model(tokens[:, :-1]).logits[0, len(prompt_ids) - 1 :].float()  # type: ignore[operator]
+    logits = model(tokens[:, :-1]).logits[0, len(prompt_ids) - 1 :].float()
     chosen = torch.log_softmax(logits, dim=-1).gather(1, tokens[0, len(prompt_ids) :].unsqueeze(1))
     return float(chosen.mean())
