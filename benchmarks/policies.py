@@ -3,7 +3,8 @@
     python -m beamwise.benchmarks.policies --prompts held_out.jsonl --controller CONTROLLER --num-beams 1,2,4
 
 One process, prompt by prompt, the order of the policies rotating; every policy decodes the same text, so the ratio of
-seconds is the ratio of tokens per second. Prints markdown.
+seconds is the ratio of tokens per second. Prints markdown. ``--oracle`` adds the best plan in hindsight (`oracle`), by
+the controller's latency profile; finding it takes several more runs of every prompt, which are not timed.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from beamwise.api import SpeculativeBeams
+from beamwise.benchmarks.oracle import Survey, best_plan
 from beamwise.commands.loading import Models, load_models, silence_libraries
+from beamwise.controller.checkpoint import Controller
+from beamwise.controller.latency import LatencyProfile
 from beamwise.decoding.prompts import Prompt, encode_prompt, read_prompts
 from beamwise.decoding.widths import FixedWidth
 
@@ -44,20 +49,32 @@ def decode(models: Models, beams: SpeculativeBeams, ids: list[int], arguments: d
     return Timed(time.perf_counter() - start, beams.stats.layers, beams.stats.target_forwards, tokens)
 
 
+def plan_in_hindsight(
+    models: Models, ids: list[int], arguments: dict[str, Any], profile: LatencyProfile, widest: tuple[int, int]
+) -> SpeculativeBeams:
+    """A decoder that knows what will be accepted of this prompt."""
+    survey = Survey(*widest)
+    surveyor = SpeculativeBeams(models.draft, policy=survey, observer=survey, seed=0)
+    layers = survey.explore(lambda: decode(models, surveyor, ids, arguments).layers)
+    return SpeculativeBeams(models.draft, policy=best_plan(survey.starts, layers, profile), seed=0)
+
+
 def compare(
     models: Models,
     policies: dict[str, SpeculativeBeams],
     prompts: Sequence[Prompt],
     arguments: dict[str, Any],
+    oracle: Callable[[list[int]], SpeculativeBeams] | None = None,
 ) -> dict[str, list[Timed]]:
     """Every prompt under every policy, in rotating order, after one prompt to warm up."""
-    runs: dict[str, list[Timed]] = {name: [] for name in policies}
+    names = [*policies, *(["oracle"] if oracle is not None else [])]
+    runs: dict[str, list[Timed]] = {name: [] for name in names}
     for number, prompt in enumerate([prompts[0], *prompts]):
         ids = encode_prompt(models.tokenizer, prompt.text)
-        names = list(policies)
+        decoders = policies if oracle is None else {**policies, "oracle": oracle(ids)}
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
-            timed = decode(models, policies[name], ids, arguments)
+            timed = decode(models, decoders[name], ids, arguments)
             if number:
                 runs[name].append(timed)
     return runs
@@ -82,10 +99,19 @@ def table(runs: dict[str, list[Timed]], prompts: Sequence[Prompt]) -> list[str]:
         f"{statistics.median(b.seconds / a.seconds for a, b in zip(timed, runs['off'], strict=True)):.2f}"
         for timed in runs.values()
     ]
+    rows += [gap_row(runs)] if "oracle" in runs and "learned" in runs else []
     rows.append(f"| median over prompts | | {' | '.join(ratios)} |")
     rows.append(f"| mean acceptance length | | {' | '.join(lengths)} |")
     rows.append(f"| outputs equal to off's | | {' | '.join(equal)} |")
     return rows
+
+
+def gap_row(runs: dict[str, list[Timed]]) -> str:
+    """How much of the gap between the better of off and the best fixed setting and the oracle is closed."""
+    rates = {name: sum(t.layers for t in timed) / sum(t.seconds for t in timed) for name, timed in runs.items()}
+    base = max(rate for name, rate in rates.items() if name not in ("learned", "oracle"))
+    share = (rates["learned"] - base) / (rates["oracle"] - base)
+    return f"| share of the gap to the oracle that learned closes: {share:.2f} | {'| ' * (len(runs) + 1)}"
 
 
 def main() -> None:
@@ -99,7 +125,12 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--sampling", default="greedy,sample")
+    parser.add_argument("--oracle", action="store_true", help="add the best plan in hindsight")
+    parser.add_argument("--oracle-gamma", type=int, default=6)
+    parser.add_argument("--oracle-width", type=int, default=24)
     options = parser.parse_args()
+    if options.oracle and options.controller is None:
+        parser.error("--oracle plans with a controller's latency profile: give --controller")
     silence_libraries()
     models = load_models("smollm2-135m", "default", "auto", options.dtype, "auto")
     prompts = read_prompts(options.prompts)
@@ -115,7 +146,12 @@ def main() -> None:
                 policies["learned"] = SpeculativeBeams(models.draft, controller=options.controller, seed=0)
             arguments = {"num_beams": num_beams, "max_new_tokens": options.max_new_tokens}
             arguments |= {"do_sample": sampling == "sample"}
-            runs = compare(models, policies, prompts, arguments)
+            oracle = None
+            if options.oracle:
+                profile = Controller.from_pretrained(options.controller).info.profile
+                widest = (options.oracle_gamma, options.oracle_width)
+                oracle = partial(plan_in_hindsight, models, arguments=arguments, profile=profile, widest=widest)
+            runs = compare(models, policies, prompts, arguments, oracle)
             print(f"\n{sampling}, W = {num_beams}, {options.dtype}, {len(prompts)} prompts\n")
             print(f"| category (prompts) | off, tokens/s | {' | '.join(runs)} |")
             print(f"|---|---|{'---|' * len(runs)}")

@@ -8,9 +8,10 @@ import torch
 from transformers import PreTrainedModel
 
 from .attention import GROUPED
+from .causal import CausalModel
 from .errors import NumericalError, UnsupportedError
 from .forest import Forest
-from .kv_pool import CausalModel, KVPool
+from .kv_pool import KVPool
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 """Largest relative difference that rounding explains; a mask or position that is ignored costs far more."""

@@ -13,10 +13,11 @@ from typing import Protocol, cast
 import torch
 from transformers import PreTrainedModel
 
+from .causal import CausalModel
 from .compat import check_model
 from .errors import ConfigError, ModelError
 from .forest import Forest, Pruning
-from .kv_pool import CausalModel, KVPool
+from .kv_pool import KVPool
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,7 @@ class _Frontier:
             len(self.beams),
             lambda: context_features(state()),
             lambda: layer_features(state(), stage.log_probs(self)[0], view.context_features),
+            self.row.generated,
         )
         return self.planner.next_layer(view)
 

@@ -10,12 +10,13 @@ import torch
 from transformers import PreTrainedModel
 
 from .beams import Beams, FinishedBeams, candidates_to_keep
+from .causal import CausalModel
 from .compat import check_model
 from .drafters import Drafter
 from .drafting import DraftedLayer, draft_forests
 from .errors import InputError
 from .forest import Forest
-from .kv_pool import CausalModel, KVPool
+from .kv_pool import KVPool
 from .noise import root_path
 from .outcome import Verification
 from .rows import History, Request, Result, Row

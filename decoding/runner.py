@@ -177,11 +177,6 @@ class Runner:
             self._captured[shape] = self._capture(lambda: self._body(inputs))
         return self._captured[shape]()
 
-    def forget(self) -> None:
-        """The KV storage moved: what was captured is of no more use."""
-        self._captured.clear()
-        self._seen.clear()
-
     @property
     def captured(self) -> list[Shape]:
         """Shapes captured so far."""

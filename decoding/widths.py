@@ -6,7 +6,7 @@ A policy is asked once per layer, before that layer's candidates are drawn, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -56,6 +56,7 @@ class LayerView:
         num_parents: nodes that the layer's candidates will extend.
         compute_context: computes the features that are known without running the draft at this layer.
         compute_features: runs the draft, if it has not run yet, and computes all features.
+        position: tokens generated so far at the block's start.
     """
 
     layer: int
@@ -63,6 +64,7 @@ class LayerView:
     num_parents: int
     compute_context: Callable[[], torch.Tensor]
     compute_features: Callable[[], torch.Tensor]
+    position: int = 0
 
     @cached_property
     def context_features(self) -> torch.Tensor:
@@ -174,3 +176,28 @@ class _RandomPlanner:
             return None
         draft_width = self.policy.draft_widths[self.policy.draw(len(self.policy.draft_widths))]
         return LayerPlan(width=1 + self.policy.draw(self.num_beams), draft_width=draft_width)
+
+
+@dataclass(frozen=True)
+class OracleWidth:
+    """Hindsight: replays the plan that turned out to be best for one prompt (`benchmarks.oracle` finds it).
+
+    Args:
+        plans: by the number of tokens generated at a block's start: the draft widths of its layers.
+    """
+
+    plans: Mapping[int, Sequence[int]]
+
+    def start_block(self, num_beams: int) -> BlockPlanner:
+        """See `WidthPolicy.start_block`."""
+        return _OraclePlanner(self.plans, num_beams)
+
+
+@dataclass(frozen=True)
+class _OraclePlanner:
+    plans: Mapping[int, Sequence[int]]
+    num_beams: int
+
+    def next_layer(self, view: LayerView) -> LayerPlan | None:
+        plan = self.plans.get(view.position, ())
+        return LayerPlan(self.num_beams, plan[view.layer]) if view.layer < len(plan) else None
