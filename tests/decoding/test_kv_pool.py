@@ -7,11 +7,12 @@ import random
 import pytest
 import torch
 
+from beamwise.decoding.causal import CausalModel
 from beamwise.decoding.draft_model import build_draft
 from beamwise.decoding.feature_drafter import FeatureDrafter
 from beamwise.decoding.forest import Forest
 from beamwise.decoding.generate import SpeculativeBeams
-from beamwise.decoding.kv_pool import CausalModel, KVPool
+from beamwise.decoding.kv_pool import KVPool
 from tests.conftest import make_tiny_llama
 
 VOCAB = 32

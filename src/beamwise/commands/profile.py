@@ -74,8 +74,9 @@ def measure_profile(
     import torch
 
     from beamwise.controller.latency import measure
+    from beamwise.decoding.causal import CausalModel
     from beamwise.decoding.generate import make_drafter
-    from beamwise.decoding.kv_pool import CausalModel, KVPool
+    from beamwise.decoding.kv_pool import KVPool
 
     positions = getattr(models.target.config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and context + 2 * max(tokens) > positions:
