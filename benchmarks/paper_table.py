@@ -90,9 +90,9 @@ def make_settings(models: Models, num_beams: int, gamma: int, draft_width: int, 
     paper: dict[str, Any] = {"verification": "rejection", "law": "replacement", "warping": "joint", "seed": 0}
     beams = SpeculativeBeams(draft, policy=PaperWidth(gamma, draft_width, 0.7), width_mode="dynamic", **paper)
     settings.append(Setting("rejection as in the paper (replacement, joint), t=0.7", beams, num_beams))
-    for threshold in (0.5, 0.7, 0.9) if controller != "none" else ():
-        beams = SpeculativeBeams(draft, controller=controller, seed=0, width_mode="dynamic", threshold=threshold)
-        settings.append(Setting(f"coupled, learned widths, t={threshold}", beams, num_beams))
+    for quality in (0.0, 0.3, 0.5, 0.7, 0.9) if controller != "none" else ():
+        beams = SpeculativeBeams(draft, controller=controller, seed=0, width_mode="dynamic", quality=quality)
+        settings.append(Setting(f"coupled, learned widths, quality {quality}", beams, num_beams))
     if controller != "none":
         beams = SpeculativeBeams(draft, controller=controller, seed=0)
         settings.append(Setting("coupled, learned, exact", beams, num_beams))

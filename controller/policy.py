@@ -75,8 +75,10 @@ class LearnedWidth:
     """Plans blocks with a `WidthPredictor` and a latency profile; a `WidthPolicy`.
 
     At each layer the prior network decides whether running the draft can pay; the full network then chooses the draft
-    width, or stops. In exact mode every beam must be covered. In dynamic mode a layer keeps as many beams as are
-    covered with probability ``threshold`` (the paper's rule, with a learned probability), at least ``min_width``.
+    width, or stops. In exact mode every beam must be covered. In dynamic mode it also chooses how many beams to keep: a
+    layer of w beams is worth 1 - quality * (1/w - 1/W) / (1 - 1/W) layers of W beams, since the likelihood of the
+    result grows with the width in about this way. (A threshold on the probability, as in the paper, keeps the narrowest
+    width wherever the cheapest draft reaches it: replayed, it gave no choice between speed and quality.)
 
     The policy keeps running averages, so its plans depend on what it decoded before; in exact mode the output does not.
 
@@ -84,7 +86,7 @@ class LearnedWidth:
         predictor: on the CPU.
         profile: of the device that decodes.
         mode: ``"exact"`` or ``"dynamic"``.
-        threshold: dynamic mode's probability, between 0 and 1.
+        quality: dynamic mode's price of narrow layers, from 0 (only speed counts) to 1 (one beam is worth nothing).
         min_width: dynamic mode's least width.
         max_gamma: most layers in one block.
         max_draft_width: widest layer; None allows every edge of the predictor.
@@ -99,7 +101,7 @@ class LearnedWidth:
         predictor: WidthPredictor,
         profile: LatencyProfile,
         mode: Literal["exact", "dynamic"] = "exact",
-        threshold: float = 0.9,
+        quality: float = 0.5,
         min_width: int = 1,
         max_gamma: int = 8,
         max_draft_width: int | None = None,
@@ -107,8 +109,8 @@ class LearnedWidth:
     ) -> None:
         if mode not in ("exact", "dynamic"):
             raise ConfigError(f"mode is '{mode}': use exact or dynamic")
-        if not 0.0 < threshold < 1.0:
-            raise ConfigError(f"threshold is {threshold}: it is a probability, strictly between 0 and 1")
+        if not 0.0 <= quality <= 1.0:
+            raise ConfigError(f"quality is {quality}: it must lie between 0 (speed) and 1 (wide layers)")
         if min_width < 1 or max_gamma < 1:
             raise ConfigError(f"min_width is {min_width} and max_gamma {max_gamma}: both must be at least 1")
         edges = predictor.config.edges
@@ -118,7 +120,7 @@ class LearnedWidth:
         self.predictor = predictor.eval()
         self.profile = profile
         self.mode = mode
-        self.threshold = threshold
+        self.quality = quality
         self.min_width = min_width
         self.max_gamma = max_gamma
         self.max_beams = min(max_beams or predictor.config.max_width, predictor.config.max_width)
@@ -159,22 +161,23 @@ class LearnedWidth:
         """
         best: Choice | None = None
         before = self.target_ms(tokens)
+        least = min(self.min_width, len(probs_WJ))
+        worths = [self._worth(width, len(probs_WJ)) for width in range(1, len(probs_WJ) + 1)]
         for column, draft_width in enumerate(self.draft_widths):
-            width = self._width([row[column] for row in probs_WJ])
-            success = probs_WJ[width - 1][column]
             cost = self.target_ms(tokens + draft_width) - before
-            value = reach * success - rate * cost
-            if best is None or value > best.value:
-                best = Choice(width, draft_width, success, value, cost)
+            for width in range(least, len(probs_WJ) + 1):
+                success = probs_WJ[width - 1][column]
+                value = reach * success * worths[width - 1] - rate * cost
+                if best is None or value > best.value:
+                    best = Choice(width, draft_width, success, value, cost)
         assert best is not None
         return best
 
-    def _width(self, probs_W: Sequence[float]) -> int:
-        """Row to count on, from 1: the widest that reaches the threshold, at least ``min_width``."""
-        if self.mode == "exact":
-            return 1
-        passing = [width for width, prob in enumerate(probs_W, start=1) if prob >= self.threshold]
-        return max(min(self.min_width, len(probs_W)), max(passing, default=1))
+    def _worth(self, width: int, num_beams: int) -> float:
+        """Layers of ``num_beams`` beams that a layer of ``width`` beams is worth."""
+        if width == num_beams:
+            return 1.0
+        return 1.0 - self.quality * (1.0 / width - 1.0 / num_beams) / (1.0 - 1.0 / num_beams)
 
     @torch.inference_mode()
     def rows(self, features: torch.Tensor, num_beams: int, stage: Literal["prior", "full"]) -> list[list[float]]:

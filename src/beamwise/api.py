@@ -22,6 +22,7 @@ class SpeculativeBeams(generate.SpeculativeBeams):
         drafter: what proposes tokens: auto, model, lookup, union, none, or a `Drafter` of your own.
         controller: a trained width controller: a folder, a Hub id or a `Controller`; it decides how deep and how wide
             to draft. None drafts ``gamma`` layers of ``draft_width`` candidates.
+        quality: with a controller and ``width_mode="dynamic"``: its price of narrow layers, from 0 (speed) to 1.
         **settings: the other arguments of `decoding.generate.SpeculativeBeams`: gamma, draft_width, policy, seed,
             batch_size, verification, width_mode, threshold, …
 
@@ -36,14 +37,15 @@ class SpeculativeBeams(generate.SpeculativeBeams):
         draft_model: Any = None,
         drafter: generate.DrafterName | Drafter = "auto",
         controller: str | os.PathLike[str] | Controller | None = None,
+        quality: float = 0.5,
         **settings: Any,
     ) -> None:
         if controller is not None:
             if settings.get("policy") is not None:
                 raise ConfigError("controller and policy were both given: a controller is a policy, give one of them")
             loaded = controller if isinstance(controller, Controller) else Controller.from_pretrained(controller)
-            dynamic = {name: settings[name] for name in ("threshold", "min_width") if name in settings}
-            settings["policy"] = loaded.policy(mode=settings.get("width_mode", "exact"), **dynamic)
+            mode, least = settings.get("width_mode", "exact"), settings.get("min_width", 1)
+            settings["policy"] = loaded.policy(mode=mode, quality=quality, min_width=least)
         super().__init__(draft_model, drafter, **settings)
 
 

@@ -106,11 +106,12 @@ def test_limits() -> None:
     assert plans == [LayerPlan(width=1, draft_width=4)]
 
 
-@pytest.mark.parametrize(("threshold", "min_width", "width"), [(0.85, 1, 2), (0.95, 1, 1), (0.95, 3, 3), (0.3, 1, 4)])
-def test_dynamic_widths_follow_the_threshold(threshold: float, min_width: int, width: int) -> None:
-    rows = [[0.9, 0.9, 0.9], [0.88, 0.88, 0.88], [0.6, 0.6, 0.6], [0.4, 0.4, 0.4]]
+@pytest.mark.parametrize(("quality", "min_width", "width"), [(0.0, 1, 1), (0.5, 1, 2), (1.0, 1, 3), (0.0, 3, 3)])
+def test_dynamic_widths_follow_the_price_of_narrow_layers(quality: float, min_width: int, width: int) -> None:
+    """Worth of widths 1, 2, 3, 4 at quality 0.5: 0.5, 0.83, 0.94, 1; at 1: 0, 0.67, 0.89, 1."""
+    rows = [[0.9, 0.9, 0.9], [0.88, 0.88, 0.88], [0.7, 0.7, 0.7], [0.4, 0.4, 0.4]]
     policy = LearnedWidth(
-        constant_predictor(rows[0], rows), PROFILE, "dynamic", threshold=threshold, min_width=min_width, max_gamma=1
+        constant_predictor(rows[0], rows), PROFILE, "dynamic", quality=quality, min_width=min_width, max_gamma=1
     )
     assert plan(policy, Views(4)) == [LayerPlan(width=width, draft_width=2)]
 
@@ -167,7 +168,7 @@ def test_bad_settings() -> None:
     predictor = constant_predictor(SURE[0], SURE)
     for settings, message in (
         ({"mode": "other"}, "use exact or dynamic"),
-        ({"threshold": 1.0}, "strictly between"),
+        ({"quality": 1.5}, "between 0"),
         ({"min_width": 0}, "at least 1"),
         ({"max_gamma": 0}, "at least 1"),
         ({"max_draft_width": 1}, "smallest is 2"),

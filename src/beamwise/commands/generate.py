@@ -71,7 +71,10 @@ class GenerateOptions:
         width_mode: exact, or dynamic: keep fewer beams where the draft is likely to fail (the paper's idea), which
             changes the output for speed.
         min_width: With --width-mode dynamic, the fewest beams drawn at a layer. [default: 1]
-        threshold: With --width-mode dynamic, keep as many beams as are accepted with this probability. [default: 0.7]
+        threshold: With --width-mode dynamic and no controller, keep as many beams as are accepted with this
+            probability (the paper's rule). [default: 0.7]
+        quality: With --width-mode dynamic and a controller, its price of narrow layers: 0 is all for speed, 1 nearly
+            always keeps all beams. [default: 0.5]
         carry_beams: With --width-mode dynamic, beams handed from block to block, the likeliest; 1 is the paper's
             variant for little memory. [default: all]
         dtype: Of the weights and the forward pass; scores are float32 whatever it is.
@@ -107,6 +110,7 @@ class GenerateOptions:
     width_mode: Literal["exact", "dynamic"] = "exact"
     min_width: int | None = None
     threshold: float | None = None
+    quality: float | None = None
     carry_beams: int | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = "auto"
@@ -128,7 +132,7 @@ class GenerateOptions:
             if getattr(self, name) is not None and not self.do_sample:
                 option = name.replace("_", "-")
                 raise ConfigError(f"--{option} has an effect only on sampling: add --do-sample, or leave it out")
-        for name in ("min_width", "threshold"):
+        for name in ("min_width", "threshold", "quality"):
             if getattr(self, name) is not None and self.width_mode == "exact":
                 raise ConfigError(f"--{name.replace('_', '-')} has an effect only on --width-mode dynamic: add that")
         for name, value, lowest, highest in (
@@ -184,18 +188,20 @@ def generate(options: GenerateOptions) -> None:
     seed = options.seed
     if seed is None and options.do_sample:
         seed = secrets.randbits(62)
+    controller = choose_controller(options)
     with progress_bar(len(prompts), shown=options.prompts is not None) as on_progress:
         meter = Meter(on_progress)
         beams = SpeculativeBeams(
             draft_model=models.draft,
             drafter=options.drafter,
-            controller=choose_controller(options),
+            controller=controller,
             gamma=4 if options.gamma is None else options.gamma,
             draft_width=options.draft_width,
             seed=seed,
             batch_size=options.batch_size,
             observer=meter,
             threshold=0.7 if options.threshold is None else options.threshold,
+            quality=0.5 if options.quality is None else options.quality,
             **options.variant(),
         )
         decoded = decode_prompts(models, beams, meter, tokens, options.generate_arguments())
@@ -208,17 +214,19 @@ def generate(options: GenerateOptions) -> None:
 
 
 def choose_controller(options: GenerateOptions) -> str | None:
-    """The controller to plan with, or None for fixed widths.
+    """The controller to plan with, or None for fixed widths or the paper's rule.
 
     Raises:
-        ConfigError: a controller beside the fixed widths that it would replace.
+        ConfigError: a controller beside the fixed widths or the rule that it would replace.
     """
-    fixed = options.gamma is not None or options.draft_width is not None
+    fixed = options.gamma is not None or options.draft_width is not None or options.threshold is not None
+    if fixed and options.quality is not None:
+        raise ConfigError("--quality is for a controller: leave out --gamma, --draft-width and --threshold")
     if options.controller == "none":
         return None
     if options.controller != "default":
         if fixed:
-            raise ConfigError("--controller replaces --gamma and --draft-width: give one or the other")
+            raise ConfigError("--controller replaces --gamma, --draft-width and --threshold: give one or the other")
         return options.controller
     shipped = not fixed and options.draft == "default" and options.drafter in ("auto", "union")
     controller = shipped_controller(options.target) if shipped else None
