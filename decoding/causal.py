@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any, cast
 
 import torch
+import torch._dynamo
 from transformers import PreTrainedModel
 
 from .attention import GROUPED, attention_implementation, grouped_mask
 from .errors import UnsupportedError
 from .linear import swappable_linears, transposed_linears
+
+_MOST_COMPILED = 512
+"""Shapes of one model that are compiled, at most."""
 
 
 class CausalModel:
@@ -52,12 +58,25 @@ class CausalModel:
         ours = head(body(input_ids=token, use_cache=False).last_hidden_state)
         return bool(torch.equal(ours, self.model(input_ids=token, use_cache=False).logits))
 
-    def hidden(self, **inputs: Any) -> torch.Tensor:
-        """Last hidden states, (B, T, hidden); the logits themselves where body and head cannot be told apart."""
-        with attention_implementation(self.model, self.implementation), transposed_linears(self._linears):
-            if self._body is not None:
-                return cast(torch.Tensor, self._body(**inputs).last_hidden_state)
-            return cast(torch.Tensor, self.model(**inputs).logits)
+    def hidden(self, compiled: bool = False, **inputs: Any) -> torch.Tensor:
+        """Last hidden states, (B, T, hidden); the logits themselves where body and head cannot be told apart.
+
+        Args:
+            compiled: run code that is compiled for the inputs' shapes.
+            inputs: of the model's forward.
+        """
+        with attention_implementation(self.model, self.implementation):
+            if compiled:
+                with torch._dynamo.config.patch(recompile_limit=_MOST_COMPILED, accumulated_recompile_limit=1 << 16):
+                    output = self._compiled(**inputs)
+            else:
+                with transposed_linears(self._linears):
+                    output = (self._body or self.model)(**inputs)
+        return cast(torch.Tensor, output.logits if self._body is None else output.last_hidden_state)
+
+    @cached_property
+    def _compiled(self) -> Callable[..., Any]:
+        return torch.compile(self._body or self.model, dynamic=False)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits (..., V) of hidden states (..., hidden)."""

@@ -11,10 +11,17 @@ Verification = Literal["coupled", "rejection"]
 Law = Literal["distinct", "replacement"]
 Warping = Literal["per_beam", "joint"]
 WidthMode = Literal["exact", "dynamic"]
+RunnerName = Literal["auto", "eager", "buckets", "graphs", "compile"]
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     name: get_args(kind)
-    for name, kind in (("verification", Verification), ("law", Law), ("warping", Warping), ("width_mode", WidthMode))
+    for name, kind in (
+        ("verification", Verification),
+        ("law", Law),
+        ("warping", Warping),
+        ("width_mode", WidthMode),
+        ("runner", RunnerName),
+    )
 }
 
 
@@ -42,6 +49,8 @@ class DecodeConfig:
         min_width: dynamic mode: fewest beams drawn at a layer.
         carry_beams: dynamic mode: beams that a block hands to the next one, the likeliest (the paper's §3.4 has 1);
             None hands over all.
+        runner: of the models' forwards: ``"eager"``; ``"buckets"`` (padded to static shapes); ``"graphs"`` (these as
+            CUDA graphs); ``"compile"`` (these through ``torch.compile``); ``"auto"`` takes graphs on CUDA, else eager.
 
     Raises:
         ConfigError: a value out of range.
@@ -60,6 +69,7 @@ class DecodeConfig:
     width_mode: WidthMode = "exact"
     min_width: int = 1
     carry_beams: int | None = None
+    runner: RunnerName = "auto"
 
     @property
     def rejection(self) -> bool:

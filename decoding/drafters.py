@@ -15,9 +15,10 @@ from transformers import PreTrainedModel
 
 from .causal import CausalModel
 from .compat import check_model
+from .config import RunnerName
 from .errors import ConfigError, ModelError
 from .forest import Forest, Pruning
-from .kv_pool import KVPool
+from .kv_pool import KVPool, renew_pool
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,11 @@ class Drafter(Protocol):
 
     needs_target_states: bool
 
-    def start(self, rows: int, capacity: int) -> None:
-        """Prepare for ``rows`` prompts of about ``capacity`` tokens each. Called once per batch of prompts."""
+    def start(self, rows: int, capacity: int, runner: RunnerName = "eager") -> None:
+        """Prepare for ``rows`` prompts of about ``capacity`` tokens each. Called once per batch of prompts.
+
+        ``runner`` says how a model's forwards are run, see `DecodeConfig`.
+        """
         ...
 
     def clear(self, row: int) -> None:
@@ -110,9 +114,9 @@ class ModelDrafter:
     def observe(self, row: int, start: int, hidden_TH: torch.Tensor) -> None:
         """Nothing to learn from the target's states."""
 
-    def start(self, rows: int, capacity: int) -> None:
+    def start(self, rows: int, capacity: int, runner: RunnerName = "eager") -> None:
         """See `Drafter.start`."""
-        self._pool = KVPool(self.model, rows, capacity)
+        self._pool = renew_pool(self._pool, self.model, rows, capacity, runner=runner)
 
     def clear(self, row: int) -> None:
         """See `Drafter.clear`."""
@@ -166,7 +170,7 @@ class LookupDrafter:
         self.max_ngram = max_ngram
         self.min_ngram = min_ngram
 
-    def start(self, rows: int, capacity: int) -> None:
+    def start(self, rows: int, capacity: int, runner: RunnerName = "eager") -> None:
         """Nothing to prepare."""
 
     def clear(self, row: int) -> None:
@@ -227,9 +231,9 @@ class UnionDrafter:
         """See `Drafter.observe`."""
         self.model.observe(row, start, hidden_TH)
 
-    def start(self, rows: int, capacity: int) -> None:
+    def start(self, rows: int, capacity: int, runner: RunnerName = "eager") -> None:
         """See `Drafter.start`."""
-        self.model.start(rows, capacity)
+        self.model.start(rows, capacity, runner)
 
     def clear(self, row: int) -> None:
         """See `Drafter.clear`."""

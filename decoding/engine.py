@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from transformers import PreTrainedModel
@@ -16,7 +16,7 @@ from .drafters import Drafter
 from .drafting import DraftedLayer, draft_forests
 from .errors import InputError
 from .forest import Forest
-from .kv_pool import KVPool
+from .kv_pool import KVPool, renew_pool
 from .noise import root_path
 from .outcome import Verification
 from .rows import History, Request, Result, Row
@@ -76,42 +76,70 @@ class Engine:
         self.observer = observer
         self.watch = Stopwatch(self.target.device, enabled=measure)
         self._pool: KVPool | None = None
+        self._busy = False
 
     @torch.inference_mode()
     def decode(self, requests: Iterable[Request]) -> Iterator[tuple[int, Result]]:
         """Decode prompts; rows finish and leave, the next prompts enter.
 
         Args:
-            requests: the prompts; taken as rows become free.
+            requests: the prompts. A list is checked at once; an iterator is asked for the next one as a row
+                becomes free.
+                How the models are run (`DecodeConfig.runner`) is the first one's choice.
 
         Yields:
             (number of the request, its result), in the order in which they finish.
 
         Raises:
-            InputError: a prompt is empty or too long, or too small a vocabulary for its beams.
+            ConfigError: the runner cannot be had on this device.
+            InputError: a prompt is empty or too long, or too small a vocabulary for its beams; or another call on this
+                engine has not ended.
             NumericalError: NaN logits.
         """
-        queue = deque(enumerate(requests))
-        for _, request in queue:
-            self._check(request)
-        if not queue:
+        if self._busy:
+            raise InputError("This decoder is in the middle of other prompts: exhaust or close that iterator first")
+        self._busy = True
+        try:
+            yield from self._decode(requests)
+        finally:
+            self._busy = False
+
+    def _decode(self, requests: Iterable[Request]) -> Iterator[tuple[int, Result]]:
+        arrivals: Iterator[tuple[int, Request]] = enumerate(requests)
+        first = next(arrivals, None)
+        if first is None:
             return
-        capacity = max(self._slots_needed(request) for _, request in queue)
-        self._pool = KVPool(self.target, min(self.rows, len(queue)), capacity)
-        if self.drafter is not None:
-            self.drafter.start(self._pool.rows, capacity)
-            self._pool.sink = self.drafter.observe if self.drafter.needs_target_states else None
-        free = list(range(self._pool.rows))
+        known = requests if isinstance(requests, Sequence) else None
+        for request in known or [first[1]]:
+            self._check(request)
+        rows = self.rows if known is None else min(self.rows, len(known))
+        self._prepare(rows, known or [first[1]])
+        arrivals = chain([first], arrivals)
+        free = list(range(rows))
         active: dict[int, Row] = {}  # request number -> row
-        while queue or active:
-            while queue and free:
-                number, request = queue.popleft()
+        while True:
+            while free and (arrival := next(arrivals, None)) is not None:
+                number, request = arrival
+                if known is None:
+                    self._check(request)
                 active[number] = self._enter(free.pop(0), request)
+            if not active:
+                return
             self.step(list(active.values()))
             for number in [number for number, row in active.items() if row.finished.done]:
                 row = active.pop(number)
-                free.append(row.index)
+                free = sorted([*free, row.index])  # low rows first: static shapes cover the rows up to the last one
                 yield number, Result(row.finished.hypotheses, row.stats)
+
+    def _prepare(self, rows: int, requests: Sequence[Request]) -> None:
+        """Make room for so many prompts; later ones may be longer than these."""
+        runner = requests[0].config.runner
+        capacity = max(self._slots_needed(request) for request in requests)
+        self._pool = renew_pool(self._pool, self.target, rows, capacity, runner=runner)
+        self._pool.sink = None
+        if self.drafter is not None:
+            self.drafter.start(rows, capacity, runner)
+            self._pool.sink = self.drafter.observe if self.drafter.needs_target_states else None
 
     def step(self, rows: Sequence[Row]) -> None:
         """One block: draft, verify in one target forward, commit."""

@@ -13,9 +13,10 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
+from .config import RunnerName
 from .drafters import ModelDrafter, Proposal
 from .forest import Forest, Pruning
-from .kv_pool import KVPool
+from .kv_pool import renew_pool
 
 
 class FeatureDrafter(ModelDrafter):
@@ -39,9 +40,9 @@ class FeatureDrafter(ModelDrafter):
         self._known: list[int] = []  # per row: slots below hold the target's states
         self._block_start: list[int | None] = []  # per row: slots when the block's drafting began
 
-    def start(self, rows: int, capacity: int) -> None:
+    def start(self, rows: int, capacity: int, runner: RunnerName = "eager") -> None:
         """See `Drafter.start`."""
-        self._pool = KVPool(self.model, rows, capacity, embed=self._embed)
+        self._pool = renew_pool(self._pool, self.model, rows, capacity, embed=self._embed, runner=runner)
         self._pool.sink = self._keep_own
         hidden = int(self.model.model.config.get_text_config().hidden_size)
         self._states = torch.zeros(rows, capacity, hidden, dtype=self.model.model.dtype, device=self.model.device)

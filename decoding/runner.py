@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
 
+from .config import RunnerName
 from .errors import ConfigError
-
-RunnerName = Literal["auto", "eager", "buckets", "graphs", "compile"]
 
 TOKEN_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 """Tokens of a row in one forward; above, multiples of the last."""
@@ -187,13 +186,13 @@ class CudaGraphs:
     """Captures CUDA graphs that share one memory pool (they never run at the same time)."""
 
     def __init__(self) -> None:
-        self._memory: tuple[int, int] | None = None
+        self._memory: Any = None  # torch's handle, made on first use
 
     def __call__(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         """See `Capture`. Runs once on a side stream first: writing the same keys and values again changes nothing."""
         if self._memory is None:
             self._memory = torch.cuda.graph_pool_handle()
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             run()
