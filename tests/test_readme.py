@@ -21,6 +21,12 @@ ADDED_ARGUMENTS = {
     "beamwise generate --prompts prompts.jsonl --out texts.jsonl --do-sample --temperature 0.7 --seed 1": (
         "--max-new-tokens 8"
     ),
+    "beamwise generate --prompts prompts.jsonl --out texts.jsonl --width-mode dynamic --quality 0.5": (
+        "--max-new-tokens 8"
+    ),
+    'beamwise generate --prompt "Where can you find dna in the body?" --do-sample --verification rejection': (
+        "--max-new-tokens 8"
+    ),
     "beamwise generate --help": "",
     "beamwise demo --dtype float32": "--max-new-tokens 3 --no-learn",
 }
