@@ -15,7 +15,7 @@ from transformers import (
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
 from .compat import check_kind, check_length
-from .config import DecodeConfig, Law, Verification, Warping, WidthMode
+from .config import DecodeConfig, Law, RunnerName, Verification, Warping, WidthMode
 from .drafters import Drafter, LookupDrafter, ModelDrafter, UnionDrafter
 from .engine import BlockRecord, Engine
 from .errors import ConfigError, InputError, UnsupportedError
@@ -85,6 +85,7 @@ class SpeculativeBeams:
         min_width: dynamic mode: fewest beams drawn at a layer.
         threshold: dynamic mode without a policy of your own: the paper's t, see `PaperWidth`.
         carry_beams: dynamic mode: beams handed from block to block; None is all.
+        runner: how the models' forwards are run, see `DecodeConfig`; on a GPU CUDA graphs, where they can be had.
 
     Raises:
         ConfigError: a setting out of range.
@@ -108,6 +109,7 @@ class SpeculativeBeams:
         min_width: int = 1,
         threshold: float = 0.7,
         carry_beams: int | None = None,
+        runner: RunnerName = "auto",
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}: at least one prompt must be decoded at a time")
@@ -129,6 +131,7 @@ class SpeculativeBeams:
             "width_mode": width_mode,
             "min_width": min_width,
             "carry_beams": carry_beams,
+            "runner": runner,
         }
         self.stats = DecodeStats()
         """What the last call cost, all prompts together."""
@@ -165,6 +168,51 @@ class SpeculativeBeams:
         **model_kwargs: Any,
     ) -> torch.Tensor | GenerateBeamDecoderOnlyOutput | GenerateDecoderOnlyOutput:
         """Called by ``generate`` with prepared inputs (``input_ids`` already expanded by ``num_beams``)."""
+        requests = self.requests(
+            model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs
+        )
+        results: list[Result | None] = [None] * len(requests)
+        self.stats = DecodeStats()
+        for number, result in self.engine(model, requests[0].config.num_beams).decode(requests):
+            results[number] = result
+            self.stats.add(result.stats)
+        prompts = torch.stack([request.prompt_T for request in requests])
+        chosen = [
+            pad_hypotheses(result.hypotheses, request.prompt_T, request.config.num_return_sequences)
+            for result, request in zip(results, requests, strict=True)
+            if result is not None
+        ]
+        hypotheses = [hypothesis for row in chosen for hypothesis in row]
+        return pack(hypotheses, prompts, generation_config, requests[0].rules.eos_ids)
+
+    def requests(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        first_stream: int = 0,
+        seed: int | None = None,
+        **model_kwargs: Any,
+    ) -> list[Request]:
+        """What ``generate`` asks for, prompt by prompt. Arguments as of a ``custom_generate``.
+
+        Args:
+            model: the target.
+            input_ids: int64 (prompts * num_beams, T).
+            logits_processor: of the whole batch.
+            stopping_criteria: EOS and length included.
+            generation_config: of the call.
+            first_stream: number of the first prompt, see `Request.stream`.
+            seed: instead of this decoder's own.
+            model_kwargs: the attention mask, and what is refused.
+
+        Raises:
+            ConfigError: a setting out of range.
+            InputError: no tokens, or padding on the right.
+            UnsupportedError: something that this decoder does not do.
+        """
         _refuse_unsupported(model, input_ids, logits_processor, generation_config, model_kwargs)
         num_beams = int(generation_config.num_beams or 1)
         returned = int(generation_config.num_return_sequences or 1) if num_beams > 1 else 1
@@ -178,7 +226,7 @@ class SpeculativeBeams:
             ),
             early_stopping=generation_config.early_stopping or False,
             num_return_sequences=returned,
-            seed=self._next_seed(bool(generation_config.do_sample)),
+            seed=self._next_seed(bool(generation_config.do_sample)) if seed is None else seed,
             **self.variant,  # type: ignore[arg-type]
         )
         engine = self.engine(model, num_beams)
@@ -186,7 +234,7 @@ class SpeculativeBeams:
         padding = _count_padding(prompts, model_kwargs.get("attention_mask"), num_beams)
         eos = getattr(generation_config, "_eos_token_tensor", None)
         eos_ids = torch.empty(0, dtype=torch.int64) if eos is None else eos.reshape(-1)
-        requests = [
+        return [
             Request(
                 prompt_T=prompt,
                 num_padding=padding[number],
@@ -198,21 +246,10 @@ class SpeculativeBeams:
                     config,
                     engine.target.vocab_size,
                 ),
-                stream=number,
+                stream=first_stream + number,
             )
             for number, prompt in enumerate(prompts)
         ]
-        results: list[Result | None] = [None] * len(requests)
-        self.stats = DecodeStats()
-        for number, result in engine.decode(requests):
-            results[number] = result
-            self.stats.add(result.stats)
-        chosen = [
-            pad_hypotheses(result.hypotheses, prompt, returned)
-            for result, prompt in zip(results, prompts, strict=True)
-            if result is not None
-        ]
-        return pack([hypothesis for row in chosen for hypothesis in row], prompts, generation_config, eos_ids)
 
     def _next_seed(self, do_sample: bool) -> int:
         if self.seed is not None or not do_sample:
