@@ -55,9 +55,7 @@ class Survey:
         for layer, outcome in zip(record.layers, record.verification.layers, strict=False):
             if not outcome.covered:
                 break
-            needed.append(
-                candidates_needed(outcome, layer, request.config.num_beams, request.rules.n_eos)[-1]
-            )
+            needed.append(candidates_needed(outcome, layer, request.config.num_beams, request.rules.n_eos)[-1])
         self.starts[position] = Start(len(record.start), needed)
 
     def explore(self, decode: Callable[[], int]) -> int:

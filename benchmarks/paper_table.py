@@ -4,7 +4,8 @@
 
 One process, prompt by prompt, the order of the settings rotating. Prints markdown: tokens per second (of one beam's
 length), mean acceptance length, mean width, peak KV slots, mean log-likelihood per token of the best sequence under the
-float32 target without warping, and exact match and F1 where prompts have an answer that is not a number.
+float32 target without warping, exact match and F1 where prompts have an answer that is not a number, GSM8K's accuracy, and
+the acceptance length that the paper's Theorem 3.2 expects (blocks that cannot draft to the full depth are counted as if they could).
 """
 
 from __future__ import annotations
@@ -21,11 +22,47 @@ from transformers import PreTrainedModel
 from beamwise.api import SpeculativeBeams
 from beamwise.benchmarks.answers import exact_match, f1, final_number, mean_log_likelihood, number_correct
 from beamwise.commands.loading import Models, load_models, silence_libraries
+from beamwise.decoding.engine import BlockRecord
+from beamwise.decoding.joint import Joint
 from beamwise.decoding.models import load_model
-from beamwise.decoding.paper_width import PaperWidth
+from beamwise.decoding.paper_width import PaperWidth, accept_probabilities
 from beamwise.decoding.prompts import Prompt, encode_prompt, read_prompts
 from beamwise.decoding.stats import DecodeStats
 from beamwise.decoding.widths import FixedWidth
+
+
+class Theorem:
+    """An observer for the paper's Theorem 3.2: (1 - b^(gamma+1)) / (1 - b) layers a block, b = min(t, beta).
+
+    Args:
+        threshold: t.
+        min_width: beta is the probability that so many beams are accepted, averaged over the drafted layers.
+        gamma: layers drafted.
+    """
+
+    def __init__(self, threshold: float, min_width: int, gamma: int) -> None:
+        self.threshold, self.min_width, self.gamma = threshold, min_width, gamma
+        self._joints: list[tuple[Joint, int]] = []
+        self._betas: list[float] = []
+
+    def __call__(self, record: BlockRecord) -> None:
+        """Keep what the probability is computed from; that is done after the clock has stopped."""
+        outcomes = record.verification.layers
+        self._joints += [
+            (outcome.joint, len(layer.candidates))
+            for outcome, layer in zip(outcomes, record.layers, strict=False)
+            if outcome.joint is not None
+        ]
+
+    def settle(self) -> None:
+        """Compute the probabilities of what was observed."""
+        self._betas += [accept_probabilities(*pair, self.min_width)[-1] for pair in self._joints]
+        self._joints.clear()
+
+    def expected_length(self) -> float:
+        """The theorem's layers per block."""
+        share = min(self.threshold, sum(self._betas) / len(self._betas))
+        return (1.0 - share ** (self.gamma + 1)) / (1.0 - share)
 
 
 @dataclass
@@ -42,6 +79,7 @@ class Setting:
     matches: list[float] = field(default_factory=list)
     overlaps: list[float] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)
+    theorem: Theorem | None = None
 
     def row(self) -> str:
         """The table's row, without what belongs to the whole table."""
@@ -59,6 +97,7 @@ class Setting:
             mean(self.matches),
             mean(self.overlaps),
             mean(self.numbers),
+            "–" if self.theorem is None else f"{self.theorem.expected_length():.2f}",
         ]
         return f"| {self.name} | {' | '.join(cells)} |"
 
@@ -76,14 +115,17 @@ def make_settings(models: Models, num_beams: int, gamma: int, draft_width: int, 
         settings.append(Setting(f"{verification}, exact", SpeculativeBeams(draft, policy=fixed, **both), num_beams))
         for threshold in (0.5, 0.7, 0.9):
             for least in (1, 2):
+                theorem = Theorem(threshold, least, gamma) if verification == "rejection" else None
                 beams = SpeculativeBeams(
                     draft,
                     policy=PaperWidth(gamma, draft_width, threshold),
                     width_mode="dynamic",
                     min_width=least,
+                    observer=theorem,
                     **both,
                 )
-                settings.append(Setting(f"{verification}, paper's rule, t={threshold}, min {least}", beams, num_beams))
+                name = f"{verification}, paper's rule, t={threshold}, min {least}"
+                settings.append(Setting(name, beams, num_beams, theorem=theorem))
         for name, policy in (("fixed", fixed), ("paper's rule, t=0.7", PaperWidth(gamma, draft_width, 0.7))):
             beams = SpeculativeBeams(draft, policy=policy, width_mode="dynamic", carry_beams=1, **both)
             settings.append(Setting(f"{verification}, {name}, carry 1", beams, num_beams))
@@ -113,6 +155,8 @@ def run(setting: Setting, models: Models, scorer: PreTrainedModel, prompt: Promp
     )
     new = output[0, len(ids) :].tolist()  # waits for the device
     setting.seconds += time.perf_counter() - start
+    if setting.theorem is not None:
+        setting.theorem.settle()
     setting.tokens += setting.beams.stats.layers
     setting.stats.add(setting.beams.stats)
     setting.likelihoods.append(mean_log_likelihood(scorer, ids, new))
@@ -150,9 +194,11 @@ def main() -> None:
         shift = number % len(settings)
         for setting in settings[shift:] + settings[:shift]:
             run(setting, models, scorer, prompt, arguments)
-    print(f"W = {options.num_beams}, gamma {options.gamma}, draft width {options.draft_width}, {len(prompts)} prompts\n")
-    columns = "tokens/s | acceptance length | mean width | peak slots | log-likelihood | exact match | F1 | GSM8K"
-    print(f"| setting | {columns} |\n|---|{'---|' * 8}")
+    print(
+        f"W = {options.num_beams}, gamma {options.gamma}, draft width {options.draft_width}, {len(prompts)} prompts\n"
+    )
+    columns = "tokens/s | acceptance length | mean width | peak slots | log-likelihood | exact match | F1 | GSM8K | Theorem 3.2"
+    print(f"| setting | {columns} |\n|---|{'---|' * 9}")
     print("\n".join(setting.row() for setting in settings))
 
 
