@@ -4,8 +4,8 @@
 
 One process, prompt by prompt, the order of the settings rotating. Prints markdown: tokens per second (of one beam's
 length), mean acceptance length, mean width, peak KV slots, mean log-likelihood per token of the best sequence under the
-float32 target without warping, exact match and F1 where prompts have an answer that is not a number, GSM8K's accuracy, and
-the acceptance length that the paper's Theorem 3.2 expects (blocks that cannot draft to the full depth are counted as if they could).
+float32 target without warping, exact match and F1 where prompts have an answer that is not a number, GSM8K's accuracy,
+and the acceptance length that the paper's Theorem 3.2 expects (of blocks that could all draft to the full depth).
 """
 
 from __future__ import annotations
@@ -29,6 +29,18 @@ from beamwise.decoding.paper_width import PaperWidth, accept_probabilities
 from beamwise.decoding.prompts import Prompt, encode_prompt, read_prompts
 from beamwise.decoding.stats import DecodeStats
 from beamwise.decoding.widths import FixedWidth
+
+COLUMNS = (
+    "tokens/s",
+    "acceptance length",
+    "mean width",
+    "peak slots",
+    "log-likelihood",
+    "exact match",
+    "F1",
+    "GSM8K",
+    "Theorem 3.2",
+)
 
 
 class Theorem:
@@ -85,7 +97,7 @@ class Setting:
         """The table's row, without what belongs to the whole table."""
 
         def mean(values: Sequence[float]) -> str:
-            return f"{sum(values) / len(values):.3f}" if values else "–"
+            return f"{sum(values) / len(values):.3f}" if values else "-"
 
         stats = self.stats
         cells = [
@@ -97,7 +109,7 @@ class Setting:
             mean(self.matches),
             mean(self.overlaps),
             mean(self.numbers),
-            "–" if self.theorem is None else f"{self.theorem.expected_length():.2f}",
+            "-" if self.theorem is None else f"{self.theorem.expected_length():.2f}",
         ]
         return f"| {self.name} | {' | '.join(cells)} |"
 
@@ -194,11 +206,8 @@ def main() -> None:
         shift = number % len(settings)
         for setting in settings[shift:] + settings[:shift]:
             run(setting, models, scorer, prompt, arguments)
-    print(
-        f"W = {options.num_beams}, gamma {options.gamma}, draft width {options.draft_width}, {len(prompts)} prompts\n"
-    )
-    columns = "tokens/s | acceptance length | mean width | peak slots | log-likelihood | exact match | F1 | GSM8K | Theorem 3.2"
-    print(f"| setting | {columns} |\n|---|{'---|' * 9}")
+    print(f"W = {options.num_beams}, gamma {options.gamma}, draft width {options.draft_width}, {len(prompts)} prompts")
+    print(f"\n| setting | {' | '.join(COLUMNS)} |\n|---|{'---|' * len(COLUMNS)}")
     print("\n".join(setting.row() for setting in settings))
 
 
