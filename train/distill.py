@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Literal, cast
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -32,6 +31,7 @@ from .distill_data import (
     write_responses,
 )
 from .distill_module import DraftDistiller, StepLoader, collate
+from .tracking import RunLogger
 
 _VALIDATION_SETTINGS: tuple[Sampling, ...] = ({"do_sample": True, "temperature": 1.0, "top_k": 0},)
 
@@ -64,7 +64,7 @@ class DistilConfig:
         validate_every: steps between validations.
         seed: of everything drawn at random.
         device: auto, cpu or cuda.
-        wandb: log to wandb (offline unless WANDB_MODE says otherwise).
+        wandb: log to wandb (as WANDB_MODE says; without it online for who is logged in, else offline).
     """
 
     prompts: list[str]
@@ -246,10 +246,9 @@ class _ValidationBatches:
 def _trainer(config: DistilConfig, work: Path) -> L.Trainer:
     loggers: list[Logger] = [CSVLogger(str(work), name="csv")]
     if config.wandb:
-        offline = os.environ.get("WANDB_MODE", "offline") != "online"
-        loggers.append(
-            WandbLogger(project="beamwise-distil", save_dir=str(work), offline=offline, config=asdict(config))
-        )
+        tracker = RunLogger("beamwise-distil", save_dir=str(work), job_type="distil")
+        tracker.log_hyperparams(asdict(config))
+        loggers.append(tracker)
     checkpoints = ModelCheckpoint(
         dirpath=work / "checkpoints", save_last=True, every_n_train_steps=max(config.validate_every // 2, 1)
     )

@@ -45,7 +45,7 @@ class CollectOptions:
         dtype: Of the weights and the forward pass.
         device: auto, cpu, cuda, ...
         prompts_per_shard: Prompts committed together; a killed run loses at most these.
-        wandb: Log progress to wandb (offline unless WANDB_MODE says otherwise).
+        wandb: Log progress to wandb (as WANDB_MODE says; without it online for who is logged in, else offline).
     """
 
     prompts: str
@@ -174,11 +174,11 @@ class _Tracker:
 
     def __enter__(self) -> _Tracker:
         if self._options.wandb:
-            import os
-
             import wandb
 
-            mode: Any = os.environ.get("WANDB_MODE", "offline")
+            from beamwise.train.tracking import wandb_mode
+
+            mode: Any = wandb_mode()
             folder = str(Path(self._options.out))
             self._run = wandb.init(project="beamwise-collect", dir=folder, mode=mode, config=asdict(self._options))
         return self
