@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -43,7 +43,7 @@ class Decoded:
 
 
 class Meter:
-    """An observer of the engine that keeps each prompt's counters and seconds.
+    """An observer of the engine that keeps each prompt's seconds.
 
     Args:
         on_progress: called after every block.
@@ -55,7 +55,6 @@ class Meter:
 
     def begin(self) -> None:
         """A call of ``generate`` starts: forget the last one."""
-        self.stats: dict[int, DecodeStats] = {}
         self.seconds: dict[int, float] = {}
         self._start = time.perf_counter()
         self._entered: dict[int, float] = {}  # row of the batch -> when its current prompt took it
@@ -63,7 +62,6 @@ class Meter:
     def __call__(self, block: BlockRecord) -> None:
         """Take in one block of one prompt."""
         row, now = block.row, time.perf_counter()
-        self.stats[row.request.stream] = row.stats
         self.seconds[row.request.stream] = now - self._entered.get(row.index, self._start)
         if row.finished.done:
             self._entered[row.index] = now
@@ -102,10 +100,7 @@ def decode_prompts(
     tokens: Sequence[list[int]],
     arguments: dict[str, Any],
 ) -> list[Decoded]:
-    """Decode prompts in one call of ``generate``, so that the engine can fill its batch with whatever comes next.
-
-    Where the search reads the prompt's tokens (repetition_penalty, no_repeat_ngram_size), padding would change the
-    result, so prompts of different lengths are decoded one after the other then.
+    """Decode prompts, ``beams.batch_size`` at a time: as one ends, the next one takes its row.
 
     Args:
         models: target and tokenizer.
@@ -115,46 +110,23 @@ def decode_prompts(
         arguments: for ``model.generate``.
 
     Returns:
-        One outcome per prompt, in order.
+        One outcome per prompt, in order; the same whatever the batch size.
     """
-    reads_prompt = arguments.get("repetition_penalty", 1.0) != 1.0 or arguments.get("no_repeat_ngram_size", 0) > 0
-    one_by_one = reads_prompt and len({len(ids) for ids in tokens}) > 1
-    groups = [[ids] for ids in tokens] if one_by_one else [list(tokens)]
-    first_seed = beams.seed
-    decoded: list[Decoded] = []
-    for number, group in enumerate(groups):
-        if first_seed is not None:  # far apart, so that neighbouring seeds of the user's share no noise
-            beams.seed = (first_seed + number * 0x1E3779B97F4A7C15) % 2**62
-        decoded += _decode_group(models, beams, meter, group, arguments)
-    beams.seed = first_seed
-    return decoded
+    from beamwise.decoding.stream import decode_stream
 
-
-def _decode_group(
-    models: Models,
-    beams: SpeculativeBeams,
-    meter: Meter,
-    tokens: list[list[int]],
-    arguments: dict[str, Any],
-) -> list[Decoded]:
-    inputs = pad_left(tokens, models.target.device)
     meter.begin()
-    generate = cast(Any, models.target).generate
-    output = generate(**inputs, **arguments, custom_generate=beams, return_dict_in_generate=True)
-    new_tokens = output.sequences[:, inputs["input_ids"].shape[1] :].cpu()
-    returned = new_tokens.shape[0] // len(tokens)
-    scores = getattr(output, "sequences_scores", None)
+    prompts = (torch.tensor(ids, dtype=torch.int64) for ids in tokens)
     decoded = []
-    for number in range(len(tokens)):
-        rows = range(number * returned, (number + 1) * returned)
-        sequences = [cut_at_eos(new_tokens[row], models) for row in rows]
+    for result in decode_stream(beams, models.target, prompts, **arguments):
+        length = result.prompt_T.shape[0]
+        sequences = [hypothesis.sequence_T[length:].cpu() for hypothesis in result.hypotheses]
         decoded.append(
             Decoded(
                 sequences,
                 [str(models.tokenizer.decode(sequence, skip_special_tokens=True)) for sequence in sequences],
-                None if scores is None else [float(scores[row]) for row in rows],
-                meter.stats[number],
-                meter.seconds[number],
+                [hypothesis.score for hypothesis in result.hypotheses] if arguments["num_beams"] > 1 else None,
+                result.stats,
+                meter.seconds[result.number],
             )
         )
     return decoded

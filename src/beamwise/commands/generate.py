@@ -79,7 +79,9 @@ class GenerateOptions:
             variant for little memory. [default: all]
         dtype: Of the weights and the forward pass; scores are float32 whatever it is.
         device: auto, cpu, cuda, ...
-        batch_size: Prompts of a file decoded at once.
+        runner: How the models are run: eager, buckets (padded to static shapes), graphs (these as CUDA graphs), compile
+            (these by torch.compile), or auto (graphs on CUDA, else eager). The output is the same but for rounding.
+        batch_size: Prompts of a file decoded at once; as one ends, the next one takes its place.
         chat_template: Pass prompts through the tokenizer's chat template, where it has one.
     """
 
@@ -114,6 +116,7 @@ class GenerateOptions:
     carry_beams: int | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = "auto"
+    runner: Literal["auto", "eager", "buckets", "graphs", "compile"] = "auto"
     batch_size: int = 8
     chat_template: bool = True
 
@@ -149,7 +152,7 @@ class GenerateOptions:
 
     def variant(self) -> dict[str, Any]:
         """What is verified and how, as `DecodeConfig` takes it."""
-        names = ("verification", "law", "warping", "width_mode", "carry_beams")
+        names = ("verification", "law", "warping", "width_mode", "carry_beams", "runner")
         variant = {name: getattr(self, name) for name in names}
         return {**variant, "min_width": 1 if self.min_width is None else self.min_width}
 
