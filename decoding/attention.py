@@ -20,8 +20,8 @@ from transformers import AttentionInterface, PreTrainedModel
 GROUPED = "beamwise_grouped"
 
 _SPLIT_FROM = {"cuda": 4096}
-"""By kind of device. On the CPU one masked call measured faster at every length (docs/gpu.md). The figure for CUDA is a
-guess, not a measurement."""
+"""By kind of device. On the CPU one masked call measured faster up to 4096 slots, and at 16384 splitting gained 5 %
+(benchmarks/attention.py), so it is off there. The figure for CUDA is a guess, not a measurement."""
 
 
 def grouped_attention(
@@ -70,7 +70,7 @@ AttentionInterface.register(GROUPED, grouped_attention)
 
 
 def split_threshold(device: torch.device) -> int | None:
-    """Trunk slots from which on a pool attends to trunk and tree apart; None where one masked call is always faster."""
+    """Trunk slots from which on a pool attends to trunk and tree apart; None never does."""
     return _SPLIT_FROM.get(device.type)
 
 
