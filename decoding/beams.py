@@ -1,6 +1,7 @@
 """The beam step: the one place where beams are chosen, and the bookkeeping of finished hypotheses.
 
-Follows transformers 5.24's ``_beam_search`` rule by rule (and ``_sample`` where ``num_beams`` is 1); the draft, the
+The step has two halves, one on the device and one on the host, so that the host need not wait between them. It follows
+transformers 5.24's ``_beam_search`` rule by rule (and ``_sample`` where ``num_beams`` is 1); the draft, the
 verification and the reference all call it.
 """
 
@@ -13,6 +14,7 @@ import torch
 
 from . import noise as noise_lib
 from .errors import NumericalError
+from .host import upload
 
 NAN_LOGITS = "The model returned NaN logits: check its weights and dtype (float16 overflows easily; try bfloat16)"
 
@@ -78,6 +80,12 @@ class Candidates:
     def __len__(self) -> int:
         return int(self.scores_K.shape[0])
 
+    def first(self, count: int) -> Candidates:
+        """The first ``count`` candidates."""
+        if count == len(self):
+            return self
+        return Candidates(self.scores_K[:count], self.ranks_K[:count], self.parents_K[:count], self.tokens_K[:count])
+
     def pick(self, index: torch.Tensor) -> Candidates:
         """The candidates at ``index``, int64 (J,), in that order."""
         return Candidates(self.scores_K[index], self.ranks_K[index], self.parents_K[index], self.tokens_K[index])
@@ -134,7 +142,8 @@ class Selection:
         stopped: for each, whether it met a stopping criterion.
         live_index: indices into ``drawn`` of the (at most ``width``) unfinished ones that live on, best score first.
         live: those candidates.
-        finished: those that end here and stand inside the first ``width`` by score, best first.
+        finished_index: indices of those that end here and stand inside the first ``width`` by score, best first.
+        finished: those candidates.
         exhausted: every candidate met a stopping criterion: the search cannot continue.
     """
 
@@ -143,6 +152,7 @@ class Selection:
     stopped: list[bool]
     live_index: list[int]
     live: Candidates
+    finished_index: list[int]
     finished: Candidates
     exhausted: bool
 
@@ -168,13 +178,14 @@ def make_selection(
         keep: how many of ``drawn`` were considered.
     """
     going, ending = _split(scores[:keep], stopped[:keep], width)
-    index = torch.tensor(going + ending, dtype=torch.int64, device=drawn.scores_K.device)
+    index = upload(going + ending, drawn.scores_K.device)
     return Selection(
         drawn=drawn,
         scores=scores,
         stopped=stopped,
         live_index=going,
         live=drawn.pick(index[: len(going)]),
+        finished_index=ending,
         finished=drawn.pick(index[len(going) :]),
         exhausted=not going,
     )
@@ -187,23 +198,54 @@ def _split(scores: list[float], stopped: list[bool], width: int) -> tuple[list[i
     return going, [index for index in order[:width] if stopped[index]]
 
 
-def beam_step(
+def draw_beams(
     scores_L: torch.Tensor,
     log_probs_LV: torch.Tensor,
     noise_LV: torch.Tensor | None,
-    width: int,
     keep: int,
     stops: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-) -> Selection:
-    """Choose the next beams (design §2; transformers' ``_beam_search``, steps c to e).
+) -> tuple[Candidates, torch.Tensor]:
+    """The first half of the beam step, on the device (design §2; transformers' ``_beam_search``, steps c and d).
 
     Args:
         scores_L: float32 (L,), accumulated scores of the live beams.
         log_probs_LV: float32 (L, V), their processed log-probabilities.
         noise_LV: float32 (L, V) Gumbel noise to sample, or None to search greedily.
-        width: beams to keep.
         keep: candidates to consider, `candidates_to_keep`.
         stops: maps (parents (K,), tokens (K,)) to bool (K,): the continuation meets a stopping criterion, EOS included.
+
+    Returns:
+        The candidates, those that the processors excluded (-inf) last, and bool (K,): which of them end.
+    """
+    drawn = top_candidates(scores_L, log_probs_LV, noise_LV, keep)
+    return drawn, stops(drawn.parents_K, drawn.tokens_K)
+
+
+def live_candidates(drawn: Candidates, stopped_K: torch.Tensor, width: int, keep: int) -> torch.Tensor:
+    """Which candidates live on, decided on the device: `settle_beams` without the host.
+
+    Args:
+        drawn: from `draw_beams`.
+        stopped_K: bool (K,), likewise.
+        width: beams to keep.
+        keep: how many of ``drawn`` are considered.
+
+    Returns:
+        int64 (width,) or fewer where there are fewer candidates, indices into ``drawn``, best score first. Where fewer
+        than ``width`` can live, the last ones are of no meaning.
+    """
+    scores = drawn.scores_K.masked_fill(stopped_K, float("-inf"))[:keep]
+    return torch.sort(scores, descending=True, stable=True).indices[:width]
+
+
+def settle_beams(drawn: Candidates, scores: list[float], stopped: list[bool], width: int) -> Selection:
+    """The second half of the beam step, on the host (transformers' steps e and f).
+
+    Args:
+        drawn: from `draw_beams`.
+        scores: their scores, on the host.
+        stopped: whether each ends.
+        width: beams to keep.
 
     Returns:
         The selection. Continuations that the processors excluded (-inf) are dropped: they can never be returned.
@@ -211,16 +253,10 @@ def beam_step(
     Raises:
         NumericalError: a score is NaN.
     """
-    drawn = top_candidates(scores_L, log_probs_LV, noise_LV, keep)
-    scores = drawn.scores_K.tolist()
     if any(score != score for score in scores):
         raise NumericalError(NAN_LOGITS)
-    finite = [index for index, score in enumerate(scores) if score > float("-inf")]
-    if len(finite) < len(scores):
-        drawn = drawn.pick(torch.tensor(finite, dtype=torch.int64, device=scores_L.device))
-        scores = [scores[index] for index in finite]
-    stopped = stops(drawn.parents_K, drawn.tokens_K).tolist()
-    return make_selection(drawn, scores, stopped, width)
+    count = sum(score > float("-inf") for score in scores)  # the excluded ones come last
+    return make_selection(drawn.first(count), scores[:count], stopped[:count], width)
 
 
 @dataclass(frozen=True)
@@ -261,24 +297,26 @@ class FinishedBeams:
         """
         finished = selection.finished
         if len(finished) and not (self.early_stopping is True and self._full):
-            penalised = (finished.scores_K / (generated**self.length_penalty)).tolist()
-            for index, score in enumerate(penalised):
+            ended = torch.tensor([selection.scores[index] for index in selection.finished_index], dtype=torch.float32)
+            for index, score in enumerate((ended / (generated**self.length_penalty)).tolist()):
                 prefix = beams.sequences_LT[finished.parents_K[index]]
                 self.hypotheses.append(Hypothesis(torch.cat([prefix, finished.tokens_K[index : index + 1]]), score))
             self.hypotheses.sort(key=lambda hypothesis: -hypothesis.score)  # stable: earlier ones win ties
             del self.hypotheses[self.num_beams :]
-        self.done = selection.exhausted or not self._can_improve(selection.live, generated)
+        self.done = selection.exhausted or not self._can_improve(selection.scores[selection.live_index[0]], generated)
 
     @property
     def _full(self) -> bool:
         return len(self.hypotheses) >= self.num_beams
 
-    def _can_improve(self, live: Candidates, generated: int) -> bool:
+    def _can_improve(self, best: float, generated: int) -> bool:
         if not self._full:
             return True
         if self.early_stopping is True:
             return False
         never = self.early_stopping == "never" and self.length_penalty > 0.0
         length = self.max_new_tokens if never else generated
-        best = float(live.scores_K[0] / (length**self.length_penalty))
-        return best > self.hypotheses[-1].score
+        penalised = torch.tensor(best, dtype=torch.float32) / (
+            length**self.length_penalty
+        )  # rounded as transformers does
+        return float(penalised) > self.hypotheses[-1].score

@@ -11,6 +11,7 @@ import torch
 from .beams import Beams, Candidates, top_candidates
 from .drafters import Drafter, Proposal
 from .features import FeatureInputs, context_features, layer_features
+from .host import read
 from .noise import extend_path, gumbel, private_path
 from .rows import Row
 from .stats import Stopwatch
@@ -73,9 +74,11 @@ def draft_forests(
             else:
                 plans[number] = plan
         layer += 1
+        drawn = {number: stage.draw(frontiers[number], plan) for number, plan in plans.items()}
+        counts = _finite_counts(list(drawn.values()))
         going = {}
-        for number, plan in plans.items():
-            drafted = stage.draw(frontiers[number], plan)
+        for (number, candidates), count in zip(drawn.items(), counts, strict=True):
+            drafted = stage.grow(frontiers[number], plans[number], candidates.first(count))
             if drafted is not None:
                 drafts[number].append(drafted)
                 rows[number].stats.drafted_nodes += len(drafted.candidates)
@@ -136,6 +139,7 @@ class _Stage:
         self._watch = watch
         self._frontiers = frontiers
         self._log_probs: dict[int, tuple[torch.Tensor, Proposal]] | None = None
+        self._weights: dict[int, Callable[[], torch.Tensor]] = {}
 
     def drop(self, frontier: _Frontier) -> None:
         """A row that drafts no further."""
@@ -165,31 +169,50 @@ class _Stage:
                 other.row.stats.draft_forwards += 1
         return self._log_probs[frontier.row.index]
 
-    def draw(self, frontier: _Frontier, plan: LayerPlan) -> DraftedLayer | None:
-        """Draw the layer's candidates and add them to the forest; None where the drafter proposes nothing."""
+    def draw(self, frontier: _Frontier, plan: LayerPlan) -> Candidates:
+        """The layer's candidates, excluded ones (-inf) last; none where the drafter proposes nothing."""
         log_probs, proposal = self.log_probs(frontier)
         beams, row = frontier.beams, frontier.row
-        if log_probs.shape[1] == 0:
-            return None  # a lookup that matched nothing
-        weigh = cache(partial(row.request.rules.draft.log_weights, beams.scores_L, log_probs))
-        candidates = top_candidates(
+        if log_probs.shape[1] == 0:  # a lookup that matched nothing
+            none = torch.empty(0, dtype=torch.int64, device=log_probs.device)
+            return Candidates(log_probs.new_empty(0), log_probs.new_empty(0), none, none)
+        return top_candidates(
             beams.scores_L,
             log_probs,
             _draft_noise(row, beams, _columns(proposal)),
             plan.draft_width,
             proposal.token_ids_V,
-            weigh() if row.request.config.rejection else None,
+            self._weigh(frontier)() if row.request.config.rejection else None,
         )
-        finite = int((candidates.ranks_K > float("-inf")).sum())  # excluded ones come last
-        if finite == 0:
+
+    def grow(self, frontier: _Frontier, plan: LayerPlan, candidates: Candidates) -> DraftedLayer | None:
+        """Add candidates, all finite, to the forest; None where there are none."""
+        if not len(candidates):
             return None
-        if finite < len(candidates):
-            candidates = candidates.pick(torch.arange(finite, device=log_probs.device))
+        proposal = self.log_probs(frontier)[1]
+        beams, row = frontier.beams, frontier.row
         nodes = row.forest.add(beams.nodes_L[candidates.parents_K], candidates.tokens_K)
+        weigh = self._weigh(frontier)
         frontier.beams = beams.advance(candidates.parents_K, candidates.tokens_K, candidates.scores_K, nodes)
         assert frontier.view is not None
-        first = row.forest.size - finite
+        first = row.forest.size - len(candidates)
         return DraftedLayer(plan, candidates, first, len(beams), frontier.view, weigh, proposal.token_ids_V)
+
+    def _weigh(self, frontier: _Frontier) -> Callable[[], torch.Tensor]:
+        """Gives the draft's unnormalised log-probabilities over (parent, column) at the frontier; computed once."""
+        number = frontier.row.index
+        if number not in self._weights:
+            rules, log_probs = frontier.row.request.rules.draft, self.log_probs(frontier)[0]
+            self._weights[number] = cache(partial(rules.log_weights, frontier.beams.scores_L, log_probs))
+        return self._weights[number]
+
+
+def _finite_counts(drawn: Sequence[Candidates]) -> list[int]:
+    """How many candidates of each row are not excluded, by one read for all rows."""
+    if not drawn:
+        return []
+    counts = [(candidates.ranks_K > float("-inf")).sum() for candidates in drawn]
+    return [int(count) for (count,) in read(counts)]
 
 
 def _draft_noise(row: Row, beams: Beams, tokens_V: torch.Tensor) -> torch.Tensor | None:

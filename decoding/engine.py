@@ -21,7 +21,7 @@ from .noise import root_path
 from .outcome import Verification
 from .rows import History, Request, Result, Row
 from .stats import Stopwatch
-from .verify import verify
+from .verify import Block, verify
 from .widths import FixedWidth, WidthPolicy
 
 
@@ -162,16 +162,13 @@ class Engine:
         self, rows: Sequence[Row], drafts: Sequence[Sequence[DraftedLayer]], logits: Sequence[torch.Tensor]
     ) -> list[Verification]:
         """Verify and commit every row's block."""
-        verifications = []
-        for row, layers, row_logits in zip(rows, drafts, logits, strict=True):
-            base = row.forest.size - row_logits.shape[0]
-            verification = verify(
-                row,
-                layers,
-                lambda nodes, base=base, row_logits=row_logits: row_logits[nodes - base],  # type: ignore[misc]
-            )
-            self._commit(row, len(layers), verification)
-            verifications.append(verification)
+        blocks = [
+            Block(row, layers, row_logits, row.forest.size - row_logits.shape[0])
+            for row, layers, row_logits in zip(rows, drafts, logits, strict=True)
+        ]
+        verifications = verify(blocks)
+        for block, verification in zip(blocks, verifications, strict=True):
+            self._commit(block.row, len(block.layers), verification)
         return verifications
 
     def _target_forward(self, rows: Sequence[Row]) -> list[torch.Tensor]:
@@ -199,7 +196,10 @@ class Engine:
             if self.drafter is not None:
                 self.drafter.clear(row.index)
             return
-        pruning = row.forest.prune(row.live.nodes_L)
+        known = verification.known
+        if known is not None:
+            known = known[0], known[1][: len(row.live)]
+        pruning = row.forest.prune(row.live.nodes_L, known)
         self._pool.prune(row.index, pruning)
         if self.drafter is not None:
             self.drafter.prune(row.index, pruning)

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from .config import RunnerName
 from .drafters import ModelDrafter, Proposal
 from .forest import Forest, Pruning
+from .host import upload
 from .kv_pool import renew_pool
 
 
@@ -78,7 +79,7 @@ class FeatureDrafter(ModelDrafter):
         """See `Drafter.prune`."""
         trunk, kept = pruning.old_trunk, pruning.kept
         known = [node for node in kept if trunk + node < self._known[row]]
-        source = torch.tensor(known, dtype=torch.int64, device=self._states.device) + trunk
+        source = upload(known, self._states.device) + trunk
         self._states[row, trunk : trunk + len(known)] = self._states[row, source]
         self._known[row] = trunk + len(known)
         self._block_start[row] = None
@@ -87,7 +88,7 @@ class FeatureDrafter(ModelDrafter):
     def _embed(
         self, tokens: torch.Tensor, window: Sequence[tuple[int, int, int]], before: torch.Tensor
     ) -> torch.Tensor:
-        rows = torch.tensor([row for row, _, _ in window], device=tokens.device).unsqueeze(1)
+        rows = upload([row for row, _, _ in window], tokens.device).unsqueeze(1)
         states = self._states[rows, before.clamp(min=0)]
         states = states.masked_fill((before < 0).unsqueeze(-1), 0.0)  # nothing stands before the first token
         return cast(torch.Tensor, self._fusion(torch.cat([self._embedding(tokens), states], dim=-1)))

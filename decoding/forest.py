@@ -6,9 +6,12 @@ node ``i``. Parents always stand before their children, so pruning keeps the ord
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+from .host import read, upload
 
 
 @dataclass(frozen=True)
@@ -144,25 +147,25 @@ class Forest:
         parents = self.parents[max(start - trunk, 0) : max(end - trunk, 0)]
         return torch.cat([in_trunk, torch.where(parents >= 0, parents + trunk, trunk - 1)])
 
-    def prune(self, live_L: torch.Tensor) -> Pruning:
+    def prune(self, live_L: torch.Tensor, known: tuple[Sequence[int], Sequence[int]] | None = None) -> Pruning:
         """Drop every node that no live beam descends from, and move what all of them share into the trunk.
 
         The live nodes themselves stay nodes (their KV is not computed yet).
 
         Args:
             live_L: int64 (L,), nodes of the live beams, at least one.
+            known: the parents of all nodes and the nodes of the live beams, on the host; None reads them.
 
         Returns:
             What moved where; caches with the same slot layout follow it. Old node ``kept[joined + i]`` is node ``i``
             now.
         """
-        rows = self.visible[live_L, : self.size]
-        needed = rows.any(dim=0)
-        shared = rows.all(dim=0)
-        shared[live_L] = False
-        kept_tensor = needed.nonzero().squeeze(1)
-        joined = int(shared.sum())
-        pruning = Pruning(kept=kept_tensor.tolist(), joined=joined, old_trunk=self.num_trunk)
+        if known is None:
+            parents_of_all, live_nodes = read([self.parents[: self.size], live_L])
+            known = [int(node) for node in parents_of_all], [int(node) for node in live_nodes]
+        kept, joined = _survivors(*known)
+        pruning = Pruning(kept=kept, joined=joined, old_trunk=self.num_trunk)
+        kept_tensor = upload(kept, self.device)
         if joined:
             self.trunk = torch.cat([self.trunk, self.tokens[kept_tensor[:joined]]])
         stay = kept_tensor[joined:]
@@ -178,3 +181,16 @@ class Forest:
         self.visible[:count, :count] = block
         self.size = count
         return pruning
+
+
+def _survivors(parents: Sequence[int], live: Sequence[int]) -> tuple[list[int], int]:
+    """The live nodes and their ancestors, in order, and how many of the first ones all live beams share."""
+    counts: dict[int, int] = {}
+    for leaf in live:
+        node = leaf
+        while node >= 0:
+            counts[node] = counts.get(node, 0) + 1
+            node = parents[node]
+    kept = sorted(counts)
+    alive = set(live)
+    return kept, sum(counts[node] == len(live) and node not in alive for node in kept)

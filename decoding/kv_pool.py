@@ -20,6 +20,7 @@ from .attention import GROUPED, split_threshold
 from .causal import CausalModel
 from .config import RunnerName
 from .forest import Forest, Pruning
+from .host import upload
 from .runner import (
     MOST_TOKENS,
     SLOT_BUCKET,
@@ -291,7 +292,7 @@ class KVPool:
         computed = [node for node in kept if trunk + node < self.filled[row]]
         moved = next((index for index, node in enumerate(computed) if index != node), len(computed))
         if moved < len(computed):
-            source = torch.tensor(computed[moved:], device=self.model.device) + trunk
+            source = upload(computed[moved:], self.model.device) + trunk
             for layer in self._cache.layers:
                 cast(_PoolLayer, layer).move(row, trunk + moved, source)
         self.filled[row] = trunk + len(computed)

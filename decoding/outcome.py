@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from .beams import Beams, Selection
 from .config import DecodeConfig
+from .host import upload
 from .joint import Joint
 from .rows import Row
 from .widths import LayerPlan
@@ -44,19 +45,24 @@ class Verification:
         live: the beams after the block; their nodes are new, the last of the forest.
         layers: one outcome per layer advanced, the recovered or bonus layer last.
         log_probs_LV: the target's processed log-probabilities at the beams of the last layer walked, float32 (L, V).
+        known: the parents of all nodes and the nodes of the live beams, where the host knows them.
     """
 
     live: Beams
     log_probs_LV: torch.Tensor
     layers: list[LayerOutcome] = field(default_factory=list)
+    known: tuple[list[int], list[int]] | None = None
 
-    def advance(self, row: Row, outcome: LayerOutcome, selection: Selection) -> bool:
+    def advance(
+        self, row: Row, outcome: LayerOutcome, selection: Selection, parents: Sequence[int] | None = None
+    ) -> bool:
         """Take in a layer: finished beams leave; the others walk on or, where one is missing, are added to the forest.
 
         Args:
             row: the prompt.
             outcome: of the layer.
             selection: the beams to keep, `LayerOutcome.selection` or a narrower one.
+            parents: of the candidates in ``selection.drawn``, among the live beams, where the host knows them.
 
         Returns:
             Whether the block ends here.
@@ -69,8 +75,14 @@ class Verification:
         chosen = selection.live
         if outcome.covered:
             live_nodes = [outcome.drawn_nodes[index] for index in selection.live_index]
-            nodes = torch.tensor(live_nodes, dtype=torch.int64, device=forest.device)
+            nodes = upload(live_nodes, forest.device)
+            if self.known is not None:
+                self.known = self.known[0], live_nodes
         else:
+            if self.known is not None and parents is not None:
+                nodes_of_parents = [self.known[1][parents[index]] for index in selection.live_index]
+                fresh = list(range(forest.size, forest.size + len(chosen)))
+                self.known = self.known[0] + nodes_of_parents, fresh
             nodes = forest.add(beams.nodes_L[chosen.parents_K], chosen.tokens_K)
         self.live = beams.advance(chosen.parents_K, chosen.tokens_K, chosen.scores_K, nodes)
         return not outcome.covered

@@ -76,6 +76,11 @@ class SearchRules:
         return int(self.eos_ids.shape[0])
 
     @cached_property
+    def stateless(self) -> bool:
+        """Whether all processors and criteria are transformers' own: they may see beams that never come to be."""
+        return all(type(part).__module__.startswith("transformers.") for part in (*self.processors, *self.criteria))
+
+    @cached_property
     def draft(self) -> DraftRules:
         """The same scoring for a drafter. Processors are copied: a stateful one must not see speculative beams."""
         return DraftRules(copy.deepcopy(self.processors), self.single, self.vocab_size, self.joint_warpers)
