@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy
 import torch
 
 from . import noise as noise_lib
@@ -297,10 +298,10 @@ class FinishedBeams:
         """
         finished = selection.finished
         if len(finished) and not (self.early_stopping is True and self._full):
-            ended = torch.tensor([selection.scores[index] for index in selection.finished_index], dtype=torch.float32)
-            for index, score in enumerate((ended / (generated**self.length_penalty)).tolist()):
-                prefix = beams.sequences_LT[finished.parents_K[index]]
-                self.hypotheses.append(Hypothesis(torch.cat([prefix, finished.tokens_K[index : index + 1]]), score))
+            sequences = torch.cat([beams.sequences_LT[finished.parents_K], finished.tokens_K.unsqueeze(1)], dim=1)
+            for sequence, index in zip(sequences, selection.finished_index, strict=True):
+                score = _divide(selection.scores[index], generated**self.length_penalty)
+                self.hypotheses.append(Hypothesis(sequence, score))
             self.hypotheses.sort(key=lambda hypothesis: -hypothesis.score)  # stable: earlier ones win ties
             del self.hypotheses[self.num_beams :]
         self.done = selection.exhausted or not self._can_improve(selection.scores[selection.live_index[0]], generated)
@@ -316,7 +317,10 @@ class FinishedBeams:
             return False
         never = self.early_stopping == "never" and self.length_penalty > 0.0
         length = self.max_new_tokens if never else generated
-        penalised = torch.tensor(best, dtype=torch.float32) / (
-            length**self.length_penalty
-        )  # rounded as transformers does
-        return float(penalised) > self.hypotheses[-1].score
+        return _divide(best, length**self.length_penalty) > self.hypotheses[-1].score
+
+
+def _divide(score: float, divisor: float) -> float:
+    """In float32, as transformers has it."""
+    with numpy.errstate(over="ignore"):
+        return float(numpy.float32(score) / numpy.float32(divisor))
