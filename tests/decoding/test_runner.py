@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+from beamwise.cli import build_parser
 from beamwise.decoding import kv_pool
 from beamwise.decoding import runner as runner_module
 from beamwise.decoding.causal import CausalModel
@@ -250,3 +252,12 @@ def test_cuda_graphs_give_the_eager_output(do_sample: bool) -> None:
             target.generate(prompts, num_beams=3, max_new_tokens=24, do_sample=do_sample, custom_generate=beams)
         )
     assert outputs[0].tolist() == outputs[1].tolist()
+
+
+def test_the_profile_preset_for_gpus_is_valid(tmp_path: Path) -> None:
+    preset = Path(__file__).parents[2] / "configs" / "profile_gpu.yaml"
+    parser = build_parser("profile")
+    config = parser.parse_args(["profile", "--config", str(preset), "--out", str(tmp_path / "profile.json")])
+    values = parser.instantiate(config)["profile"]
+    assert values["runner"] == "graphs"
+    assert all(token_bucket(count) == count for count in values["tokens"])

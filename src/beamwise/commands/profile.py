@@ -15,6 +15,7 @@ from .loading import Models, load_models, silence_libraries
 
 if TYPE_CHECKING:
     from beamwise.controller.latency import LatencyProfile
+    from beamwise.decoding.config import RunnerName
     from beamwise.decoding.drafters import Drafter
 
 
@@ -34,6 +35,7 @@ class ProfileOptions:
         repeats: Forwards per count.
         dtype: Of the weights and the forward pass.
         device: auto, cpu, cuda, ...
+        runner: How forwards are run: as in `beamwise generate`, and to be the same as there.
     """
 
     out: str
@@ -45,6 +47,7 @@ class ProfileOptions:
     repeats: int = 15
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     device: str = "auto"
+    runner: Literal["auto", "eager", "buckets", "graphs", "compile"] = "auto"
 
     def __post_init__(self) -> None:
         if not self.tokens or sorted(set(self.tokens)) != self.tokens or self.tokens[0] < 1:
@@ -62,13 +65,15 @@ def profile(options: ProfileOptions) -> Path:
     """
     silence_libraries()
     models = load_models(options.target, options.draft, options.drafter, options.dtype, options.device)
-    measured = measure_profile(models, options.drafter, options.tokens, options.context, options.repeats)
+    measured = measure_profile(
+        models, options.drafter, options.tokens, options.context, options.repeats, options.runner
+    )
     measured.save(options.out)
     return Path(options.out)
 
 
 def measure_profile(
-    models: Models, drafter: Any, tokens: list[int], context: int = 256, repeats: int = 15
+    models: Models, drafter: Any, tokens: list[int], context: int = 256, repeats: int = 15, runner: RunnerName = "auto"
 ) -> LatencyProfile:
     """A latency profile of a pair of models on the device they are on."""
     import torch
@@ -84,14 +89,16 @@ def measure_profile(
     source = make_drafter(drafter, models.draft, models.target)
     device = models.target.device
     capacity = context + 2 * max(tokens)
-    pool = KVPool(CausalModel(models.target), rows=1, capacity=capacity)
+    pool = KVPool(CausalModel(models.target), rows=1, capacity=capacity, runner=runner)
     synchronise = torch.cuda.synchronize if device.type == "cuda" else None
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     with torch.inference_mode():
         target_forward = _target_forward(pool, context)
-        draft_forward = None if source is None or models.draft is None else _draft_forward(source, context, capacity)
+        draft_forward = None
+        if source is not None and models.draft is not None:
+            draft_forward = _draft_forward(source, context, capacity, runner)
         forwards = measure(target_forward, draft_forward, tokens, repeats, synchronise, device=name)
-    layer_ms, block_ms = _overheads(models, source)
+    layer_ms, block_ms = _overheads(models, source, runner)
     return dataclasses.replace(forwards, layer_ms=layer_ms, block_ms=block_ms)
 
 
@@ -113,7 +120,7 @@ def _target_forward(pool: Any, context: int) -> Callable[[int], object]:
     return forward
 
 
-def _draft_forward(source: Drafter, context: int, capacity: int) -> Callable[[int], object]:
+def _draft_forward(source: Drafter, context: int, capacity: int, runner: RunnerName) -> Callable[[int], object]:
     import torch
 
     from beamwise.decoding.drafters import ModelDrafter, UnionDrafter
@@ -121,7 +128,7 @@ def _draft_forward(source: Drafter, context: int, capacity: int) -> Callable[[in
 
     model = source.model if isinstance(source, UnionDrafter) else source
     assert isinstance(model, ModelDrafter)
-    source.start(1, capacity)
+    source.start(1, capacity, runner)
     device = model.model.device
 
     def forward(count: int) -> object:
@@ -137,7 +144,7 @@ def _draft_forward(source: Drafter, context: int, capacity: int) -> Callable[[in
     return forward
 
 
-def _overheads(models: Models, source: Drafter | None) -> tuple[float, float]:
+def _overheads(models: Models, source: Drafter | None, runner: RunnerName) -> tuple[float, float]:
     """Milliseconds besides the forwards: of a drafted layer, and of a block that drafts none."""
     import torch
 
@@ -148,7 +155,9 @@ def _overheads(models: Models, source: Drafter | None) -> tuple[float, float]:
         torch.arange(100, device=models.target.device).unsqueeze(0) % models.target.config.get_text_config().vocab_size
     )
     for gamma in (0, 4):
-        beams = SpeculativeBeams(drafter=source if source is not None else "none", gamma=gamma, draft_width=8)
+        beams = SpeculativeBeams(
+            drafter=source if source is not None else "none", gamma=gamma, draft_width=8, runner=runner
+        )
         blocks = [0]
         beams.observer = lambda record, blocks=blocks: blocks.__setitem__(0, blocks[0] + 1)
         beams.measure = True
