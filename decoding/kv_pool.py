@@ -39,6 +39,9 @@ EmbedHook = Callable[[torch.Tensor, Sequence[tuple[int, int, int]], torch.Tensor
 _CHUNK = 512
 """Most tokens of one row in one forward: bounds the mask and the activations of a long prompt."""
 
+_APART = 64
+"""Rows so many tokens behind another one (prompts that just entered) catch up first: it is not padded to them."""
+
 
 class _PoolLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """Keys and values of one transformer layer, (rows, heads, slots, head_dim), written at the pool's window."""
@@ -179,12 +182,15 @@ class KVPool:
         need = self._round(max(*self.filled, *(forest.num_slots for forest in forests)))
         if need > self.capacity:
             self._grow(max(need, self._round(2 * self.capacity)))
-        while True:  # long prompts go in chunks; the last forward covers the wanted nodes
+        while True:  # long prompts go in chunks, apart from other rows; the last forward covers the wanted nodes
             pending = [self.pending(row, forest) for row, forest in zip(rows, forests, strict=True)]
-            behind = [i for i, count in enumerate(pending) if count > _CHUNK + wanted[i]]
+            extra = [count - most for count, most in zip(pending, wanted, strict=True)]
+            alike = min(pending) + _APART
+            behind = [i for i, more in enumerate(extra) if more > _CHUNK or (more > 0 and pending[i] > alike)]
             if not behind:
                 break
-            self._advance([rows[i] for i in behind], [forests[i] for i in behind], [_CHUNK] * len(behind))
+            counts = [min(extra[i], _CHUNK) for i in behind]
+            self._advance([rows[i] for i in behind], [forests[i] for i in behind], counts)
         states = self._advance(rows, forests, pending)
         kept = [row_states[row_states.shape[0] - count :] for row_states, count in zip(states, wanted, strict=True)]
         logits = self.model.head(torch.cat(kept))

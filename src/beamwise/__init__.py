@@ -11,13 +11,23 @@ if TYPE_CHECKING:
     from .decoding import errors
     from .decoding.errors import BeamwiseError
     from .decoding.models import load_model
+    from .decoding.stream import decode_stream
 
-__all__ = ["BeamwiseError", "SpeculativeBeams", "__version__", "errors", "load_model", "shipped_beams"]
+__all__ = [
+    "BeamwiseError",
+    "SpeculativeBeams",
+    "__version__",
+    "decode_stream",
+    "errors",
+    "load_model",
+    "shipped_beams",
+]
 __version__ = version("beamwise")
 
 _HOME = {
     "BeamwiseError": "decoding.errors",
     "SpeculativeBeams": "api",
+    "decode_stream": "decoding.stream",
     "load_model": "decoding.models",
     "shipped_beams": "api",
 }

@@ -18,6 +18,7 @@ from beamwise.decoding.draft_model import build_draft
 from beamwise.decoding.engine import Engine
 from beamwise.decoding.errors import ConfigError, InputError
 from beamwise.decoding.generate import DrafterName, SpeculativeBeams, make_drafter
+from beamwise.decoding.kv_pool import KVPool
 from beamwise.decoding.rows import Request, Result
 from beamwise.decoding.rules import make_rules
 from beamwise.decoding.stream import StreamResult, decode_stream
@@ -193,3 +194,24 @@ def test_two_streams_of_one_decoder_do_not_mix() -> None:
         next(decode_stream(beams, target(), prompts(), num_beams=2, max_new_tokens=5))
     first.close()  # type: ignore[attr-defined]
     assert len(list(decode_stream(beams, target(), prompts(), num_beams=2, max_new_tokens=5))) == 6
+
+
+def test_a_long_prompt_does_not_pad_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It enters while another row is in the middle of its text."""
+    shapes = []
+    call = KVPool._call
+
+    def recorded(self: KVPool, tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
+        shapes.append(tuple(tokens.shape))
+        return call(self, tokens, *rest)
+
+    monkeypatch.setattr(KVPool, "_call", recorded)
+    beams = SpeculativeBeams(drafter="none", batch_size=2)
+    long = torch.arange(200) % VOCAB
+    stream = [prompts()[0], long, prompts()[2], long[:150]]
+    together = list(decode_stream(beams, target(), stream, num_beams=2, max_new_tokens=7))
+    assert all(rows == 1 or tokens <= 70 for rows, tokens in shapes)
+    assert any(rows == 2 for rows, _ in shapes)
+    for number in (1, 3):
+        [alone] = decode_stream(beams, target(), [stream[number]], num_beams=2, max_new_tokens=7)
+        assert sequences([together[number]])[number] == sequences([alone])[0]
