@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import lightning as L
 import torch
-from torchmetrics import MeanMetric, MeanSquaredError, Metric
+from torchmetrics import MeanMetric, MeanSquaredError, Metric, SumMetric
 from torchmetrics.classification import BinaryAUROC, BinaryCalibrationError
 
 from beamwise.controller.predictor import (
@@ -147,6 +147,7 @@ class _StageMetrics(torch.nn.Module):
         self.auroc = torch.nn.ModuleList(BinaryAUROC(thresholds=256) for _ in range(max_width))
         self.brier = torch.nn.ModuleList(MeanSquaredError() for _ in range(max_width))
         self.ece = torch.nn.ModuleList(BinaryCalibrationError(n_bins=15) for _ in range(max_width))
+        self.seen = torch.nn.ModuleList(SumMetric() for _ in range(max_width))
 
     def update(self, logits: torch.Tensor, prior: torch.Tensor, outcomes: Outcomes) -> None:
         count = int((outcomes.survived | outcomes.event).any(2).sum())
@@ -155,6 +156,7 @@ class _StageMetrics(torch.nn.Module):
         probs = success_from_logits(logits)
         for width in range(len(self.auroc)):
             known = outcomes.known[:, width]
+            cast(Metric, self.seen[width]).update(known.sum())
             if known.any():
                 for metrics in (self.auroc, self.brier, self.ece):
                     label = outcomes.success[:, width][known]
@@ -162,9 +164,11 @@ class _StageMetrics(torch.nn.Module):
                     cast(Metric, metrics[width]).update(probs[:, width][known], target)
 
     def compute(self, beams: int) -> dict[str, torch.Tensor]:
-        """All values, for the widths that occur."""
+        """All values, for the widths that occur (on any device)."""
         values = {"nll": self.nll.compute(), "prior_nll": self.prior_nll.compute()}
         for width in range(min(beams, len(self.auroc))):
+            if cast(Metric, self.seen[width]).compute() == 0:
+                continue  # a sanity check sees a few rows only
             for name, metrics in (("auroc", self.auroc), ("brier", self.brier), ("ece", self.ece)):
                 values[f"{name}_w{width + 1}"] = cast(Metric, metrics[width]).compute()
         return values
