@@ -9,12 +9,13 @@ from itertools import chain
 import torch
 from transformers import PreTrainedModel
 
-from .beams import Beams, FinishedBeams, candidates_to_keep
+from .beams import Beams, candidates_to_keep
 from .causal import CausalModel
 from .compat import check_model
 from .drafters import Drafter
 from .drafting import DraftedLayer, draft_forests
 from .errors import InputError
+from .finished import FinishedBeams
 from .forest import Forest
 from .kv_pool import KVPool, renew_pool
 from .noise import root_path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import (
@@ -16,10 +16,10 @@ from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, Generat
 
 from .compat import check_kind, check_length
 from .config import DecodeConfig, Law, RunnerName, Verification, Warping, WidthMode
-from .drafters import Drafter, LookupDrafter, ModelDrafter, UnionDrafter
+from .drafter_choice import DrafterName, make_drafter
+from .drafters import Drafter
 from .engine import BlockRecord, Engine
 from .errors import ConfigError, InputError, UnsupportedError
-from .feature_drafter import FeatureDrafter
 from .outputs import pack, pad_hypotheses
 from .paper_width import PaperWidth
 from .row_processors import REFUSED as REFUSED_PROCESSORS
@@ -28,36 +28,6 @@ from .rows import Request, Result
 from .rules import make_rules
 from .stats import DecodeStats
 from .widths import FixedWidth, WidthPolicy
-
-DrafterName = Literal["auto", "model", "lookup", "union", "none"]
-
-
-def make_drafter(kind: DrafterName, draft_model: PreTrainedModel | None, target: PreTrainedModel) -> Drafter | None:
-    """The drafter of a name.
-
-    Args:
-        kind: ``"model"``, ``"lookup"`` (n-grams of prompt and output), ``"union"`` of both, ``"none"``, or ``"auto"``:
-            the union where there is a draft model, else the lookup.
-        draft_model: needed by ``"model"`` and ``"union"``.
-        target: the target model.
-
-    Raises:
-        ConfigError: an unknown name, or a draft model is missing.
-        ModelError: the draft's vocabulary does not fit.
-    """
-    if kind == "auto":
-        kind = "lookup" if draft_model is None else "union"
-    if kind == "none":
-        return None
-    if kind == "lookup":
-        return LookupDrafter()
-    if kind not in ("model", "union"):
-        raise ConfigError(f"Unknown drafter '{kind}': use auto, model, lookup, union or none")
-    if draft_model is None:
-        raise ConfigError(f"drafter='{kind}' needs a draft_model; without one use drafter='lookup'")
-    reads_states = getattr(draft_model, "fusion", None) is not None
-    model = FeatureDrafter(draft_model, target) if reads_states else ModelDrafter(draft_model, target)
-    return model if kind == "model" else UnionDrafter(model, LookupDrafter())
 
 
 class SpeculativeBeams:

@@ -1,4 +1,5 @@
-"""One KV pool for the whole forest: trunk once, then the nodes (design §4). The only file that touches cache classes.
+"""One KV pool for the whole forest: trunk once, then the nodes (design §4). With `pool_layer` the only file that
+touches cache classes.
 
 A pool row holds one prompt's forest. Its slots are laid out as `forest.Forest` numbers them: trunk, then nodes. Slots
 are always computed in order, so the state of a row is one number, how many are filled. Storage is preallocated and
@@ -14,13 +15,13 @@ from typing import Any, cast
 
 import torch
 from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
 
 from .attention import GROUPED, split_threshold
 from .causal import CausalModel
 from .config import RunnerName
 from .forest import Forest, Pruning
 from .host import upload
+from .pool_layer import PoolLayer
 from .runner import (
     MOST_TOKENS,
     SLOT_BUCKET,
@@ -41,70 +42,6 @@ _CHUNK = 512
 
 _APART = 64
 """Rows so many tokens behind another one (prompts that just entered) catch up first: it is not padded to them."""
-
-
-class _PoolLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """Keys and values of one transformer layer, (rows, heads, slots, head_dim), written at the pool's window."""
-
-    is_sliding = False
-
-    def __init__(self, pool: KVPool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._pool = pool
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        shape = (self._pool.rows, key_states.shape[1], self._pool.capacity)
-        self.keys = key_states.new_zeros(*shape, key_states.shape[3])
-        self.values = value_states.new_zeros(*shape, value_states.shape[3])
-        self.is_initialized = True
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new slots of every active row in place; returns views of the filled slots."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None
-        assert self.values is not None
-        static = self._pool.static
-        if static is not None:  # by index tensors: nothing here depends on the host
-            index_BT = (static.rows_B1, static.slots_BT)
-            self.keys.transpose(1, 2).index_put_(index_BT, key_states.transpose(1, 2))
-            self.values.transpose(1, 2).index_put_(index_BT, value_states.transpose(1, 2))
-            rows, end = static.shape.rows, static.shape.slots
-            return self.keys[:rows, :, :end], self.values[:rows, :, :end]
-        for index, (row, start, count) in enumerate(self._pool.window):
-            self.keys[row, :, start : start + count] = key_states[index, :, :count]
-            self.values[row, :, start : start + count] = value_states[index, :, :count]
-        active, end = self._pool.active_rows, self._pool.window_end
-        return self.keys[active, :, :end], self.values[active, :, :end]
-
-    def move(self, row: int, start: int, source: torch.Tensor) -> None:
-        """Gather the slots ``source`` of a row to ``start`` onwards."""
-        if self.keys is not None and self.values is not None:
-            end = start + source.shape[0]
-            self.keys[row, :, start:end] = self.keys[row].index_select(1, source)
-            self.values[row, :, start:end] = self.values[row].index_select(1, source)
-
-    def grow(self, capacity: int) -> None:
-        """Enlarge the storage to ``capacity`` slots a row."""
-        if self.keys is None or self.values is None:
-            return
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = old.new_zeros(*old.shape[:2], capacity, old.shape[3])
-            new[:, :, : old.shape[2]] = old
-            setattr(self, name, new)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.get_seq_length(), 0
-
-    def get_seq_length(self) -> int:
-        static = self._pool.static
-        return self._pool.window_end if static is None else static.shape.slots
-
-    def get_max_length(self) -> int:
-        return self._pool.capacity
 
 
 class KVPool:
@@ -144,7 +81,7 @@ class KVPool:
         self.static: Inputs | None = None  # of the forward in progress, where its shape is static
         self.sink: Callable[[int, int, torch.Tensor], None] | None = None
         """Given (row, first slot, hidden states (T, hidden)) of everything that is computed."""
-        self._cache = Cache(layers=[_PoolLayer(self) for _ in range(model.num_layers)])
+        self._cache = Cache(layers=[PoolLayer(self) for _ in range(model.num_layers)])
         self._takes_positions = "position_ids" in inspect.signature(model.model.forward).parameters
         self._runner = self._make_runner()
 
@@ -202,7 +139,7 @@ class KVPool:
         self.window_end = max(start + count for _, start, count in self.window)
         common = min(min(start, forest.num_trunk) for forest, (_, start, _) in zip(forests, self.window, strict=True))
         trunk = common if self.split_from is not None and common >= self.split_from else 0
-        allocated = cast(_PoolLayer, self._cache.layers[0]).is_initialized
+        allocated = cast(PoolLayer, self._cache.layers[0]).is_initialized
         if self._runner is not None and allocated and max(counts) <= MOST_TOKENS:
             hidden = self._runner.run(self._static_inputs(self._runner, forests, trunk))
             lines = list(rows)  # every row of the pool has its line
@@ -300,12 +237,12 @@ class KVPool:
         if moved < len(computed):
             source = upload(computed[moved:], self.model.device) + trunk
             for layer in self._cache.layers:
-                cast(_PoolLayer, layer).move(row, trunk + moved, source)
+                cast(PoolLayer, layer).move(row, trunk + moved, source)
         self.filled[row] = trunk + len(computed)
 
     def _grow(self, capacity: int) -> None:
         for layer in self._cache.layers:
-            cast(_PoolLayer, layer).grow(capacity)
+            cast(PoolLayer, layer).grow(capacity)
         self.capacity = capacity
         self._runner = self._make_runner()
 
@@ -314,7 +251,7 @@ class KVPool:
         """Bytes of KV storage allocated."""
         total = 0
         for layer in self._cache.layers:
-            for tensor in (cast(_PoolLayer, layer).keys, cast(_PoolLayer, layer).values):
+            for tensor in (cast(PoolLayer, layer).keys, cast(PoolLayer, layer).values):
                 total += 0 if tensor is None else tensor.numel() * tensor.element_size()
         return total
 

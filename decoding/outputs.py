@@ -6,7 +6,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
-from .beams import Hypothesis
+from .finished import Hypothesis
 
 _UNFINISHED_SCORE = -1.0e9  # transformers' score of a hypothesis that never finished
 

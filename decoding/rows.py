@@ -7,9 +7,10 @@ from functools import cached_property
 
 import torch
 
-from .beams import Beams, FinishedBeams, Hypothesis
+from .beams import Beams
 from .config import DecodeConfig
 from .features import summarise_root
+from .finished import FinishedBeams, Hypothesis
 from .forest import Forest
 from .rules import SearchRules
 from .stats import DecodeStats

@@ -9,9 +9,9 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from .beams import Hypothesis
 from .engine import Engine
 from .errors import ConfigError, InputError
+from .finished import Hypothesis
 from .generate import SpeculativeBeams
 from .outputs import pad_hypotheses
 from .rows import Request

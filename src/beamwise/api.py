@@ -8,6 +8,7 @@ from typing import Any
 from .commands.loading import load_draft_model, shipped_controller, shipped_draft
 from .controller.checkpoint import Controller
 from .decoding import generate
+from .decoding.drafter_choice import DrafterName
 from .decoding.drafters import Drafter
 from .decoding.errors import ConfigError
 
@@ -35,7 +36,7 @@ class SpeculativeBeams(generate.SpeculativeBeams):
     def __init__(
         self,
         draft_model: Any = None,
-        drafter: generate.DrafterName | Drafter = "auto",
+        drafter: DrafterName | Drafter = "auto",
         controller: str | os.PathLike[str] | Controller | None = None,
         quality: float = 0.5,
         **settings: Any,

@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM, LogitsProcessorList
 
+from beamwise.decoding.drafter_choice import make_drafter
 from beamwise.decoding.drafters import LookupDrafter, ModelDrafter, UnionDrafter
 from beamwise.decoding.errors import ConfigError, InputError, ModelError, NumericalError, UnsupportedError
-from beamwise.decoding.generate import SpeculativeBeams, make_drafter
+from beamwise.decoding.generate import SpeculativeBeams
 from beamwise.decoding.models import load_model, resolve_device, resolve_dtype
 from beamwise.decoding.widths import FixedWidth, RandomWidth
 from tests.conftest import make_tiny_llama

@@ -15,9 +15,10 @@ from transformers.generation.stopping_criteria import EosTokenCriteria
 
 from beamwise.decoding.config import DecodeConfig, RunnerName
 from beamwise.decoding.draft_model import build_draft
+from beamwise.decoding.drafter_choice import DrafterName, make_drafter
 from beamwise.decoding.engine import Engine
 from beamwise.decoding.errors import ConfigError, InputError
-from beamwise.decoding.generate import DrafterName, SpeculativeBeams, make_drafter
+from beamwise.decoding.generate import SpeculativeBeams
 from beamwise.decoding.kv_pool import KVPool
 from beamwise.decoding.rows import Request, Result
 from beamwise.decoding.rules import make_rules

@@ -10,9 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from beamwise.decoding.draft_model import build_draft
+from beamwise.decoding.drafter_choice import DrafterName
 from beamwise.decoding.engine import Engine
 from beamwise.decoding.forest import Forest
-from beamwise.decoding.generate import DrafterName, SpeculativeBeams
+from beamwise.decoding.generate import SpeculativeBeams
 from beamwise.decoding.host import read, upload
 from tests.conftest import make_tiny_llama
 from tests.decoding.test_kv_pool import VOCAB, RandomForest

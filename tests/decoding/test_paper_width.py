@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from beamwise.decoding.acceptance import accept_candidates
 from beamwise.decoding.errors import ConfigError
 from beamwise.decoding.generate import SpeculativeBeams
 from beamwise.decoding.joint import Joint
 from beamwise.decoding.paper_width import PaperWidth, accept_probabilities
-from beamwise.decoding.rejection import accept_candidates
 from tests.conftest import make_tiny_llama
 
 TRIALS = 4000

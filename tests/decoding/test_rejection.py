@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from beamwise.decoding import rejection
+from beamwise.decoding import acceptance
+from beamwise.decoding.acceptance import accept_candidates, draw_slots
 from beamwise.decoding.joint import Joint, make_joint
-from beamwise.decoding.rejection import accept_candidates, draw_slots
 from tests.decoding.enumeration import chi_square_p_value, slots_law
 
 FALSE_ALARM = 1e-3
@@ -86,7 +86,7 @@ def test_q_that_is_spent_keeps_its_precision() -> None:
     """Nearly all of q is drawn with the first candidate; what is left is renormalised without cancelling."""
     q = torch.tensor([1.0 - 3e-17, 2e-17, 1e-17], dtype=torch.float64)
     joint = Joint(torch.tensor([0.1, 0.6, 0.3], dtype=torch.float64), q, 0.0, 0.0, 3, 0.0)
-    masses = rejection.left_masses(joint, [0, 1], q[:2].tolist())
+    masses = acceptance.left_masses(joint, [0, 1], q[:2].tolist())
     assert masses[1] == pytest.approx(3e-17, rel=1e-9)
 
 
@@ -110,21 +110,21 @@ def test_joint_puts_both_sides_together() -> None:
 
 def test_unnormalised_q_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The published code's fault: candidates are drawn without replacement, q is not renormalised."""
-    monkeypatch.setattr(rejection, "left_masses", lambda joint, index_M, q_M: [1.0] * len(q_M))
+    monkeypatch.setattr(acceptance, "left_masses", lambda joint, index_M, q_M: [1.0] * len(q_M))
     assert chi_square_p_value(observe(BAD, 6, 2, True), slots_law(P.tolist(), 2, True)) < FALSE_ALARM
     assert chi_square_p_value(observe(BAD, 6, 2, False), slots_law(P.tolist(), 2, False)) < FALSE_ALARM
 
 
 def test_a_residual_that_is_not_reset_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = rejection._OpenSlot.accept
+    original = acceptance._OpenSlot.accept
 
-    def keep_shift(slot: rejection._OpenSlot, index: int) -> None:
+    def keep_shift(slot: acceptance._OpenSlot, index: int) -> None:
         shift = slot.shift
         original(slot, index)
         slot.shift = shift
         slot.mass = slot._mass()
 
-    monkeypatch.setattr(rejection._OpenSlot, "accept", keep_shift)
+    monkeypatch.setattr(acceptance._OpenSlot, "accept", keep_shift)
     for distinct in (True, False):
         law = slots_law(P.tolist(), 3, distinct)
         assert chi_square_p_value(observe(BAD, 6, 3, distinct), law) < FALSE_ALARM

@@ -16,7 +16,7 @@ import torch
 from scipy.stats import chi2
 from transformers import LlamaForCausalLM
 
-from beamwise.decoding import rejection
+from beamwise.decoding import acceptance, rejection
 from beamwise.decoding.drafters import ModelDrafter, Proposal
 from beamwise.decoding.engine import BlockRecord
 from beamwise.decoding.forest import Forest
@@ -241,13 +241,13 @@ def keep_shift(slot: Any, index: int) -> None:
     slot.mass = slot._mass()
 
 
-_ACCEPT = rejection._OpenSlot.accept
+_ACCEPT = acceptance._OpenSlot.accept
 
 
 def test_planted_faults_are_noticed_by_the_engines_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     faults: list[tuple[Any, str, Any]] = [
-        (rejection, "left_masses", lambda joint, index_M, q_M: [1.0] * len(q_M)),
-        (rejection._OpenSlot, "accept", keep_shift),
+        (acceptance, "left_masses", lambda joint, index_M, q_M: [1.0] * len(q_M)),
+        (acceptance._OpenSlot, "accept", keep_shift),
     ]
     for owner, name, fault in faults:
         laws = LayerLaws()

@@ -43,7 +43,7 @@ def load_models(target: str, draft: str, drafter: str, dtype: str, device: str) 
         target: name, folder or Hugging Face id.
         draft: a draft folder of ours, a folder or id of any causal LM, ``"none"``, or ``"default"``: the draft that is
             shipped for the target, if there is one and the drafter uses a model.
-        drafter: name of the drafter, as `decoding.generate.make_drafter` takes it.
+        drafter: name of the drafter, as `decoding.drafter_choice.make_drafter` takes it.
         dtype: of both models.
         device: of both models.
 

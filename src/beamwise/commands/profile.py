@@ -80,7 +80,7 @@ def measure_profile(
 
     from beamwise.controller.latency import measure
     from beamwise.decoding.causal import CausalModel
-    from beamwise.decoding.generate import make_drafter
+    from beamwise.decoding.drafter_choice import make_drafter
     from beamwise.decoding.kv_pool import KVPool
 
     positions = getattr(models.target.config.get_text_config(), "max_position_embeddings", None)
