@@ -8,7 +8,7 @@ own running average. What might follow a layer is left out: replays showed no ga
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -83,7 +83,7 @@ class LearnedWidth:
     The policy keeps running averages, so its plans depend on what it decoded before; in exact mode the output does not.
 
     Args:
-        predictor: on the CPU.
+        predictor: the networks; they follow the features to whatever device decodes.
         profile: of the device that decodes.
         mode: ``"exact"`` or ``"dynamic"``.
         quality: dynamic mode's price of narrow layers, from 0 (only speed counts) to 1 (one beam is worth nothing).
@@ -125,6 +125,7 @@ class LearnedWidth:
         self.max_gamma = max_gamma
         self.max_beams = min(max_beams or predictor.config.max_width, predictor.config.max_width)
         self._ledgers: dict[int, _Ledger] = {}
+        self._copies = {next(predictor.parameters()).device: self.predictor}
         self._target_ms = [profile.target(tokens) for tokens in range(max_gamma * edges[-1] + 2 * 64)]
         self._draft_ms = [profile.draft(tokens) for tokens in range(edges[-1] + 1)]
 
@@ -150,28 +151,30 @@ class LearnedWidth:
         forward = self._draft_ms[tokens] if tokens < len(self._draft_ms) else self.profile.draft(tokens)
         return forward + self.profile.layer_ms
 
-    def choose(self, probs_WJ: Sequence[Sequence[float]], tokens: int, reach: float, rate: float) -> Choice:
-        """The best widths of a layer.
+    def choose(self, probs_WJ: torch.Tensor, tokens: int, reach: float, rate: float) -> Choice:
+        """The best widths of a layer, found on the device of the probabilities; the host reads the result once.
 
         Args:
-            probs_WJ: success probabilities at the widths that count (one row in exact mode) and draft widths.
+            probs_WJ: float32 (W, J), success probabilities at the widths that count (one row in exact mode) and the
+                predictor's edges.
             tokens: in the target's forward so far.
             reach: probability that the layer is reached.
             rate: layers per millisecond.
         """
-        best: Choice | None = None
+        count, device = probs_WJ.shape[0], probs_WJ.device
+        least = min(self.min_width, count)
+        probs = probs_WJ[least - 1 :, : len(self.draft_widths)]
         before = self.target_ms(tokens)
-        least = min(self.min_width, len(probs_WJ))
-        worths = [self._worth(width, len(probs_WJ)) for width in range(1, len(probs_WJ) + 1)]
-        for column, draft_width in enumerate(self.draft_widths):
-            cost = self.target_ms(tokens + draft_width) - before
-            for width in range(least, len(probs_WJ) + 1):
-                success = probs_WJ[width - 1][column]
-                value = reach * success * worths[width - 1] - rate * cost
-                if best is None or value > best.value:
-                    best = Choice(width, draft_width, success, value, cost)
-        assert best is not None
-        return best
+        costs = [self.target_ms(tokens + draft_width) - before for draft_width in self.draft_widths]
+        # pageable copies that do not wait for the device
+        costs_J = torch.tensor(costs).to(device, non_blocking=True)
+        worths = [[self._worth(width, count)] for width in range(least, count + 1)]
+        worths_W1 = torch.tensor(worths).to(device, non_blocking=True)
+        values = (reach * worths_W1 * probs - rate * costs_J).flatten()
+        best = values.argmax()
+        index, value, success = torch.stack([best.float(), values[best], probs.flatten()[best]]).tolist()
+        row, column = divmod(round(index), len(self.draft_widths))
+        return Choice(least + row, self.draft_widths[column], success, value, costs[column])
 
     def _worth(self, width: int, num_beams: int) -> float:
         """Layers of ``num_beams`` beams that a layer of ``width`` beams is worth."""
@@ -180,12 +183,21 @@ class LearnedWidth:
         return 1.0 - self.quality * (1.0 / width - 1.0 / num_beams) / (1.0 - 1.0 / num_beams)
 
     @torch.inference_mode()
-    def rows(self, features: torch.Tensor, num_beams: int, stage: Literal["prior", "full"]) -> list[list[float]]:
-        """Success probabilities of one layer: in exact mode those of ``num_beams`` alone, else one row per width."""
-        net = self.predictor.prior if stage == "prior" else self.predictor.full
-        probs_WJ = net.success_probs(features.to("cpu").unsqueeze(0))[0, :num_beams]
-        rows: list[list[float]] = (probs_WJ[-1:] if self.mode == "exact" else probs_WJ).tolist()
-        return rows
+    def rows(self, features: torch.Tensor, num_beams: int, stage: Literal["prior", "full"]) -> torch.Tensor:
+        """Success probabilities of one layer, float32 (W, J) on the device of the features (F,).
+
+        In exact mode those of ``num_beams`` beams alone, (1, J).
+        """
+        predictor = self._on(features.device)
+        net = predictor.prior if stage == "prior" else predictor.full
+        probs_WJ = net.success_probs(features.unsqueeze(0))[0, :num_beams]
+        return probs_WJ[-1:] if self.mode == "exact" else probs_WJ
+
+    def _on(self, device: torch.device) -> WidthPredictor:
+        """The predictor on a device; copied there once."""
+        if device not in self._copies:
+            self._copies[device] = copy.deepcopy(self.predictor).to(device)
+        return self._copies[device]
 
 
 class _LearnedPlanner:
