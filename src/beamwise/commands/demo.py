@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 TRANSFORMERS = "transformers"
 ALONE = "no drafts"
-FIXED = "fixed widths"
-PAPER = "paper's rule"
+FIXED = "fixed"
+PAPER = "paper"
 LEARNED = "learned"
 
 
@@ -225,7 +225,8 @@ def _print_table(console: Console, runs: dict[str, list[Run]], options: DemoOpti
     count = len(baseline)
     table = Table(
         title=f"{options.target}, {options.num_beams} beams, {options.dtype}, {count} prompts: medians",
-        caption=f"Drafts: {drafter}; gamma {options.gamma} with fixed widths and the paper's rule (dynamic widths).",
+        caption=f"Drafts: {drafter}. fixed: {options.gamma} layer(s) of fixed width; paper: as many, the paper's rule "
+        "says how many beams stay.",
     )
     table.add_column("")
     for name in runs:
@@ -238,11 +239,11 @@ def _print_table(console: Console, runs: dict[str, list[Run]], options: DemoOpti
         ]
         table.add_row(title, *(f"{median:.{digits}f}" for median in medians))
 
-    add_row("tokens / second", lambda run, _: run.tokens_per_second, 1)
+    add_row("tokens/s", lambda run, _: run.tokens_per_second, 1)
     add_row("speed-up", lambda run, base: run.tokens_per_second / base.tokens_per_second, 2)
-    add_row("target forwards / token", lambda run, _: run.forwards / run.tokens.shape[0], 2)
-    add_row("mean acceptance length", lambda run, _: run.acceptance, 2)
-    add_row("log-likelihood / token", lambda run, _: run.log_likelihood, 3)
+    add_row("forwards/token", lambda run, _: run.forwards / run.tokens.shape[0], 2)
+    add_row("acceptance length", lambda run, _: run.acceptance, 2)
+    add_row("log-likelihood", lambda run, _: run.log_likelihood, 3)
     equal = {name: sum(map(_equal, measured, baseline)) for name, measured in runs.items()}
     table.add_row("equal outputs", *(f"{number} of {count}" for number in equal.values()))
     console.print(table)
