@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from huggingface_hub import ModelHubMixin, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from beamwise.decoding.errors import ConfigError, FormatError, ModelError
 from beamwise.decoding.features import FEATURE_NAMES, SCHEMA_VERSION, schema_hash
+from beamwise.decoding.safe_files import check_types, inside, read_json, read_tensors
 
 from .latency import LatencyProfile
 from .policy import LearnedWidth
@@ -29,6 +29,8 @@ FORMAT = "beamwise-controller"
 VERSION = 1
 _CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
+_MAX_WEIGHTS = 2**28
+"""Longest weights file accepted, in bytes: predictors have a few thousand parameters."""
 _MODEL_CARD = """---
 {{ card_data }}
 ---
@@ -74,6 +76,15 @@ class ControllerInfo:
     feature_names: list[str] = field(default_factory=lambda: list(FEATURE_NAMES))
     format: str = FORMAT
     version: int = VERSION
+
+
+@dataclass
+class _Shape:
+    """`PredictorConfig` as JSON has it."""
+
+    max_width: int
+    edges: list[int]
+    hidden: int
 
 
 class Controller(
@@ -209,7 +220,7 @@ def _digest(raw: Mapping[str, Any]) -> str:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / _CONFIG
     try:
-        raw = json.loads(path.read_text())
+        raw = read_json(folder, _CONFIG)
     except (OSError, ValueError) as error:
         raise FormatError(f"'{path}' cannot be read as a controller's configuration: {error}") from error
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
@@ -232,18 +243,31 @@ def _read_config(folder: Path) -> dict[str, Any]:
 def _build(folder: Path, raw: dict[str, Any]) -> tuple[WidthPredictor, ControllerInfo]:
     path = folder / _WEIGHTS
     try:
-        if _sha256(path) != raw["weights_sha256"]:
+        if _sha256(inside(folder, _WEIGHTS, _MAX_WEIGHTS)) != raw["weights_sha256"]:
             raise FormatError(f"'{path}' was changed or damaged since it was written: fetch the controller again")
-        state = load_file(path)
-        shape = raw["predictor"]
-        config = PredictorConfig(shape["max_width"], tuple(shape["edges"]), shape["hidden"])
-        network = WidthPredictor(config)
-        network.load_state_dict(state)
+        state = read_tensors(folder, _WEIGHTS, _MAX_WEIGHTS)
+        config = _predictor_config(raw["predictor"])
+        with torch.device("meta"):  # whatever shape it claims, memory is taken by the file's tensors alone
+            network = WidthPredictor(config)
+        if any(tensor.dtype != torch.float32 for tensor in state.values()):
+            raise TypeError("weights that are not float32")
+        network.load_state_dict(state, assign=True)
         profile = None if raw["profile"] is None else LatencyProfile.from_dict(raw["profile"])
-        names = set(raw) - {"weights_sha256", "digest", "predictor", "profile"}
-        info = ControllerInfo(predictor=config, profile=profile, **{name: raw[name] for name in names})
-    except (OSError, SafetensorError, KeyError, TypeError, RuntimeError) as error:
+        rest = {name: raw[name] for name in set(raw) - {"weights_sha256", "digest", "predictor", "profile"}}
+        check_types(ControllerInfo, rest)
+        info = ControllerInfo(predictor=config, profile=profile, **rest)
+    except (OSError, KeyError, TypeError, RuntimeError) as error:
         raise FormatError(f"'{folder}' does not hold the controller that its {_CONFIG} describes: {error}") from error
-    if not all(torch.isfinite(tensor).all() for tensor in state.values()):
-        raise FormatError(f"'{path}' holds values that are not finite: train the controller again")
     return network, info
+
+
+def _predictor_config(raw: Any) -> PredictorConfig:
+    """The shape of the predictor.
+
+    Raises:
+        TypeError: it is no such thing.
+        ConfigError: a value out of range.
+    """
+    shape = _Shape(**raw)
+    check_types(_Shape, raw)
+    return PredictorConfig(shape.max_width, tuple(shape.edges), shape.hidden)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import time
@@ -49,6 +50,8 @@ class LatencyProfile:
             raise ConfigError("A latency profile needs tokens, target_ms and draft_ms of the same length, at least 1")
         if self.tokens[0] < 1 or sorted(set(self.tokens)) != list(self.tokens):
             raise ConfigError(f"A latency profile's tokens are {self.tokens}: they must increase from at least 1")
+        if not all(map(math.isfinite, (*self.tokens, *self.target_ms, *self.draft_ms, self.layer_ms, self.block_ms))):
+            raise ConfigError("A latency profile has values that are not finite")
         if min(*self.target_ms, *self.draft_ms, self.layer_ms, self.block_ms) < 0 or max(self.target_ms) <= 0:
             raise ConfigError("A latency profile has negative milliseconds, or a target that costs nothing")
 
@@ -79,7 +82,7 @@ class LatencyProfile:
             numbers = {name: float(raw[name]) for name in ("layer_ms", "block_ms") if name in raw}
             texts = {name: str(raw[name]) for name in ("device", "source") if name in raw}
             return cls(tokens=tuple(int(value) for value in raw["tokens"]), **columns, **numbers, **texts)  # type: ignore[arg-type]
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise FormatError(f"The {where} is malformed: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from .errors import ConfigError, FormatError, ModelError
+from .safe_files import check_types, read_json, read_tensors
 
 FORMAT = "beamwise-draft"
 VERSION = 1
@@ -182,14 +182,18 @@ def save_draft(
 
 
 def is_draft_folder(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder holds a draft of ours (as against an ordinary Hugging Face model)."""
-    config = Path(folder) / "config.json"
-    if not config.is_file():
-        return False
+    """Whether a folder holds a draft of ours (as against an ordinary Hugging Face model).
+
+    Raises:
+        FormatError: its config.json is a link out of it, or no regular file.
+    """
     try:
-        return bool(json.loads(config.read_text()).get("format") == FORMAT)
-    except (ValueError, AttributeError):
+        raw = read_json(folder, "config.json")
+    except FormatError:
+        raise
+    except (OSError, ValueError):
         return False
+    return isinstance(raw, dict) and raw.get("format") == FORMAT
 
 
 def read_draft_config(folder: str | os.PathLike[str]) -> DraftCheckpoint:
@@ -200,7 +204,7 @@ def read_draft_config(folder: str | os.PathLike[str]) -> DraftCheckpoint:
     """
     path = Path(folder) / "config.json"
     try:
-        raw = json.loads(path.read_text())
+        raw = read_json(folder, "config.json")
     except (OSError, ValueError) as error:
         raise FormatError(f"'{path}' cannot be read as a draft's configuration: {error}") from error
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
@@ -210,9 +214,13 @@ def read_draft_config(folder: str | os.PathLike[str]) -> DraftCheckpoint:
             f"'{folder}' is a draft of version {raw.get('version')}; this Beamwise reads version {VERSION}"
         )
     try:
-        return DraftCheckpoint(**raw)
+        check_types(DraftCheckpoint, raw)
+        info = DraftCheckpoint(**raw)
     except TypeError as error:
         raise FormatError(f"'{path}' has wrong fields: {error}") from error
+    if len(info.target_probe) != _PROBE:
+        raise FormatError(f"'{path}' has {len(info.target_probe)} values in 'target_probe', not {_PROBE}")
+    return info
 
 
 def load_draft(folder: str | os.PathLike[str], target: PreTrainedModel) -> PreTrainedModel:
@@ -237,20 +245,29 @@ def load_draft(folder: str | os.PathLike[str], target: PreTrainedModel) -> PreTr
         )
     if not torch.allclose(_target_probe(target), torch.tensor(info.target_probe), rtol=2e-2, atol=1e-4):
         raise ModelError(f"The draft '{folder}' belongs to other weights of {info.target}: distil one for this target")
-    try:
-        tensors = load_file(Path(folder) / _WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise FormatError(f"'{folder}/{_WEIGHTS}' cannot be read: {error}") from error
+    whole = sum(parameter.numel() for parameter in cast(torch.nn.Module, target).parameters())
+    tensors = read_tensors(folder, _WEIGHTS, max_bytes=8 * whole + 2**24)  # a draft is a part of its target
     token_ids = tensors.pop(_TOKEN_IDS, None)
-    if token_ids is not None and (int(token_ids.min()) < 0 or int(token_ids.max()) >= info.target_shape[2]):
-        raise FormatError(f"'{folder}' maps to tokens outside the target's vocabulary")
+    if token_ids is not None:
+        _check_token_ids(token_ids, info.target_shape[2], f"'{folder}/{_WEIGHTS}'")
     draft = build_draft(
         target, info.kind, info.layers, None if token_ids is None else token_ids.long().to(target.device)
     )
     own = own_state(draft)
-    if set(own) != set(tensors) or any(own[name].shape != tensors[name].shape for name in own):
+    if set(own) != set(tensors) or any(
+        own[name].shape != tensors[name].shape or not tensors[name].is_floating_point() for name in own
+    ):
         raise FormatError(f"'{folder}/{_WEIGHTS}' does not hold the weights that its config.json describes")
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(tensors[name])
     return draft
+
+
+def _check_token_ids(token_ids: torch.Tensor, vocab_size: int, where: str) -> None:
+    if token_ids.dtype not in (torch.int32, torch.int64) or token_ids.dim() != 1 or token_ids.numel() == 0:
+        raise FormatError(f"{where} has no list of integers as its '{_TOKEN_IDS}': distil the draft again")
+    if int(token_ids.min()) < 0 or int(token_ids.max()) >= vocab_size:
+        raise FormatError(f"{where} maps to tokens outside the target's vocabulary: distil the draft again")
+    if token_ids.unique().numel() != token_ids.numel():
+        raise FormatError(f"{where} has the same token twice in its '{_TOKEN_IDS}': distil the draft again")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from .errors import InputError
+from .safe_files import parse_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,6 +37,8 @@ def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
     Raises:
         InputError: the file cannot be read or has no prompts, or a line is malformed (named by file and number).
     """
+    if Path(path).is_char_device() or Path(path).is_block_device():
+        raise InputError(f"Prompts file '{path}' is a device, which may never end: give a file or a pipe")
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -51,7 +53,7 @@ def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
 
 def _parse_line(line: bytes, source: str, default_id: str) -> Prompt:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError as error:  # malformed JSON, or bytes that are not UTF-8
         raise InputError(f"{source}: not JSON ({error}); write one object with a 'prompt' a line") from error
     if not isinstance(record, dict):

@@ -23,6 +23,7 @@ import torch
 
 from .errors import ConfigError, FormatError
 from .features import FEATURE_NAMES
+from .safe_files import inside
 from .trace_schema import BLOCK_SCHEMA, LAYER_SCHEMA, MANIFEST, BlockRow, LayerRow, Manifest, Shard, read_manifest
 
 Folder = str | os.PathLike[str]
@@ -246,20 +247,35 @@ def _read(
         if name not in schema.names:
             raise ConfigError(f"The {table} table has no column '{name}': choose from {', '.join(schema.names)}")
     for shard in read_manifest(folder).shards if shards is None else shards:
-        yield from _read_shard(Path(folder) / table / shard.name, shard, schema, columns, batch_size)
+        yield from _read_shard(Path(folder), f"{table}/{shard.name}", shard, schema, columns, batch_size)
 
 
 def _read_shard(
-    path: Path, shard: Shard, schema: pa.Schema, columns: Sequence[str] | None, batch_size: int
+    folder: Path, name: str, shard: Shard, schema: pa.Schema, columns: Sequence[str] | None, batch_size: int
 ) -> Iterator[pa.RecordBatch]:
     wanted = shard.layer_sha256 if schema is LAYER_SCHEMA else shard.block_sha256
+    rows = shard.layer_rows if schema is LAYER_SCHEMA else shard.block_rows
     mend = "collect these traces again, or remove the shard's entry from the manifest to do without its prompts"
+    path = folder / name
     try:
-        if _sha256(path) != wanted:
+        regular = inside(folder, name)
+        if _sha256(regular) != wanted:
             raise FormatError(f"'{path}' is not what its manifest says (damaged or half written): {mend}")
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(regular) as file:
             if not file.schema_arrow.equals(schema):
                 raise FormatError(f"'{path}' has other columns than this Beamwise writes: {mend}")
-            yield from file.iter_batches(batch_size, columns=None if columns is None else list(columns))
+            if file.metadata.num_rows != rows:
+                raise FormatError(f"'{path}' has {file.metadata.num_rows} rows, its manifest says {rows}: {mend}")
+            for batch in file.iter_batches(batch_size, columns=None if columns is None else list(columns)):
+                _check_batch(batch, f"'{path}'", mend)
+                yield batch
     except (OSError, pa.ArrowException) as error:
         raise FormatError(f"'{path}' cannot be read ({error}): {mend}") from error
+
+
+def _check_batch(batch: pa.RecordBatch, where: str, mend: str) -> None:
+    """Refuse what the writer never writes, even where the hash is right."""
+    batch.validate(full=True)  # offsets within their buffers, texts in UTF-8
+    for column, field in zip(batch.columns, batch.schema, strict=True):
+        if column.null_count and field.name != "accept_prob":
+            raise FormatError(f"{where} has empty cells in the column '{field.name}': {mend}")

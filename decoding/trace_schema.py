@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 
 from .errors import FormatError
 from .features import FEATURE_NAMES, schema_hash
+from .safe_files import check_types, read_json
 
 FORMAT = "beamwise-traces"
 VERSION = 1
@@ -169,7 +170,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """
     path = Path(folder) / MANIFEST
     try:
-        raw = json.loads(path.read_text())
+        raw = read_json(folder, MANIFEST)
     except FileNotFoundError as error:
         raise FormatError(f"'{folder}' holds no traces ({MANIFEST} is missing): make some with beamwise collect") from (
             error
@@ -189,6 +190,22 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
             "use the Beamwise that wrote them, or collect again"
         )
     try:
-        return Manifest(**{**raw, "shards": [Shard(**shard) for shard in raw["shards"]]})
+        shards = [_read_shard_entry(shard) for shard in raw["shards"]]
+        check_types(Manifest, {**raw, "shards": shards})
+        if len({shard.name for shard in shards}) != len(shards):
+            raise TypeError("two shards of the same name")
+        return Manifest(**{**raw, "shards": shards})
     except (TypeError, KeyError) as error:
         raise FormatError(f"'{path}' has wrong fields ({error}). Collect the traces again") from error
+
+
+def _read_shard_entry(raw: Any) -> Shard:
+    if not isinstance(raw, dict):
+        raise TypeError("a shard that is no object")
+    check_types(Shard, raw)
+    shard = Shard(**raw)
+    if not re.fullmatch(r"[0-9]{6,12}\.parquet", shard.name):  # no way out of the folder
+        raise TypeError(f"a shard's name is {shard.name[:40]!r}, not six digits and .parquet")
+    if min(shard.layer_rows, shard.block_rows) < 0:
+        raise TypeError(f"shard {shard.name} has a negative number of rows")
+    return shard
