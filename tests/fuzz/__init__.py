@@ -1,0 +1,1 @@
+"""A seeded mutation fuzzer over what Beamwise reads from disk; ``python -m tests.fuzz --help``."""
