@@ -120,11 +120,12 @@ def load_model(
     if name.startswith((".", "/")) and not Path(name).is_dir():
         raise ModelError(f"Cannot load model '{name}': there is no such folder; give one made by save_pretrained")
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    weights = {**options, "use_safetensors": True}  # the other format of the Hub is pickle
     target_device = resolve_device(device)
     try:
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=resolve_dtype(dtype), **options)
+        model = AutoModelForCausalLM.from_pretrained(where, dtype=resolve_dtype(dtype), **weights)
         tokenizer = AutoTokenizer.from_pretrained(where, **options)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # transformers raises whatever a damaged or hostile folder makes it stumble over
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
             f"Cannot load model '{name}': {first_line} "

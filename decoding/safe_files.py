@@ -33,8 +33,8 @@ def inside(folder: str | os.PathLike[str], name: str, max_bytes: int | None = No
         max_bytes: longest file accepted; None takes any.
 
     Raises:
-        FormatError: the name leads out of the folder (``..``, absolute, a link), is no regular file (a pipe, a device, a
-            folder), or is too long.
+        FormatError: the name leads out of the folder (``..``, absolute, a link), or the file is no regular one (a pipe,
+            a device, a folder), or too long.
         FileNotFoundError: there is no such file.
     """
     home = Path(folder).resolve()

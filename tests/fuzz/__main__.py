@@ -52,9 +52,8 @@ def _surface(name: str, count: int, seed: int) -> tuple[Counter[str], float, lis
     slowest, bad = 0.0, []
     for first in range(0, count, _CHUNK):
         options = ["--first", str(first), "--count", str(min(_CHUNK, count - first)), "--seed", str(seed)]
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.fuzz", "--surface", name, *options], capture_output=True, text=True, check=False
-        )
+        command = [sys.executable, "-m", "tests.fuzz", "--surface", name, *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             counts["crash"] += 1
             bad.append(f"{name}, inputs from {first}: exit code {done.returncode}: {done.stderr[-2000:]}")

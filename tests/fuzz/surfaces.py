@@ -1,4 +1,4 @@
-"""The five surfaces: how a hostile input is made, and what reads it. Reading either works or raises a `BeamwiseError`."""
+"""The five surfaces: how hostile input is made, and what reads it. Reading works or raises a `BeamwiseError`."""
 
 from __future__ import annotations
 
@@ -109,13 +109,19 @@ class Configs:
         if rng.random() < 0.1:
             data = rng.choice(PAYLOADS).format(sentinel=place / "sentinel").encode()
         else:
-            changed = mutate_json(rng, valid)
-            data = yaml.safe_dump(changed, allow_unicode=rng.random() < 0.5).encode(errors="surrogatepass")
+            data = _yaml(mutate_json(rng, valid), rng.random() < 0.5)
         path.write_bytes(mutate_bytes(rng, data) if rng.random() < 0.5 else data)
         if rng.random() < 0.02:
             mutate_file(rng, path, place / "outside")
         verb = ["fit"] if command == "train" else []
         return lambda: run_command([command, *verb, "--config", str(path), *overrides])
+
+
+def _yaml(value: Any, unicode: bool) -> bytes:
+    try:
+        return yaml.safe_dump(value, allow_unicode=unicode).encode(errors="surrogatepass")
+    except RecursionError:
+        return dumps(value)  # JSON is YAML, and its writer goes deeper
 
 
 def run_command(arguments: list[str]) -> None:
@@ -271,7 +277,7 @@ class Controllers:
                 raw["weights_sha256"] = hashlib.sha256(weights.read_bytes()).hexdigest()
             else:
                 raw = mutate_json(rng, raw)
-            with contextlib.suppress(ValueError, TypeError, RecursionError):
+            with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
                 raw["digest"] = checkpoint._digest(raw)
             config.write_bytes(dumps(raw))
 
