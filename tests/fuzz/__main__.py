@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz``: the long run. Each surface in a process of its own, so that a crash of C code is seen too."""
+"""``python -m tests.fuzz``: the long run. Each surface in a process of its own, so that a crash of C code is seen."""
 
 from __future__ import annotations
 
