@@ -269,5 +269,5 @@ def _check_token_ids(token_ids: torch.Tensor, vocab_size: int, where: str) -> No
         raise FormatError(f"{where} has no list of integers as its '{_TOKEN_IDS}': distil the draft again")
     if int(token_ids.min()) < 0 or int(token_ids.max()) >= vocab_size:
         raise FormatError(f"{where} maps to tokens outside the target's vocabulary: distil the draft again")
-    if token_ids.unique().numel() != token_ids.numel():
+    if token_ids.unique().numel() != token_ids.numel():  # type: ignore[no-untyped-call]
         raise FormatError(f"{where} has the same token twice in its '{_TOKEN_IDS}': distil the draft again")
