@@ -8,13 +8,12 @@ import os
 import stat
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
-
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .errors import FormatError
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_JSON_BYTES = 256 * 2**20
 """Longest JSON file of ours; a manifest of a million prompts has a tenth of this."""
@@ -107,6 +106,10 @@ def read_tensors(folder: str | os.PathLike[str], name: str, max_bytes: int | Non
     Raises:
         FormatError: see `inside`; or the file is damaged, or holds values that are not finite, or complex numbers.
     """
+    import torch  # not at the top: the command line's help waits for no library
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     try:
         tensors: dict[str, torch.Tensor] = load_file(inside(folder, name, max_bytes))
     except (OSError, SafetensorError) as error:
