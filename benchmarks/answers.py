@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -59,3 +60,51 @@ def mean_log_likelihood(model: PreTrainedModel, prompt_ids: Sequence[int], new_i
     logits = model(tokens[:, :-1]).logits[0, len(prompt_ids) - 1 :].float()
     chosen = torch.log_softmax(logits, dim=-1).gather(1, tokens[0, len(prompt_ids) :].unsqueeze(1))
     return float(chosen.mean())
+
+
+def answer_scores(text: str, record: Mapping[str, Any]) -> dict[str, bool | float]:
+    """The scores of a text whose prompt carries an answer; empty where it carries none.
+
+    Args:
+        text: what was decoded.
+        record: the prompt's line; ``answer``, and ``category``: in GSM8K's the final number counts, else SQuAD's scores.
+
+    Returns:
+        ``number_correct``, or ``exact_match`` and ``f1``.
+    """
+    answer = record.get("answer")
+    if answer is None:
+        return {}
+    if "gsm8k" in str(record.get("category")) and final_number(str(answer)) is not None:
+        return {"number_correct": number_correct(text, str(answer))}
+    return {"exact_match": exact_match(text, str(answer)), "f1": f1(text, str(answer))}
+
+
+@torch.inference_mode()
+def mean_log_likelihoods(
+    model: PreTrainedModel, texts: Sequence[tuple[Sequence[int], Sequence[int]]], batch_size: int = 8
+) -> list[float]:
+    """`mean_log_likelihood` of many texts, in batches of similar length, padded on the right.
+
+    Args:
+        model: scores the texts; float32 is advised.
+        texts: (prompt ids, new ids), at least one of each.
+        batch_size: texts in one forward.
+    """
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index][0]) + len(texts[index][1]))
+    scores = [0.0] * len(texts)
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        rows = [torch.tensor([*texts[index][0], *texts[index][1]]) for index in chosen]
+        tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(model.device)
+        # causal attention: what is padded on the right cannot be seen from the left
+        mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+        keep = tokens.shape[1] - min(len(texts[index][0]) for index in chosen) + 1
+        logits = model(tokens, attention_mask=mask.to(model.device), logits_to_keep=keep).logits.float()
+        first = tokens.shape[1] - logits.shape[1]
+        for row, index in enumerate(chosen):
+            prompt, new = len(texts[index][0]), len(texts[index][1])
+            log_probs = torch.log_softmax(logits[row, prompt - 1 - first : prompt + new - 1 - first], dim=-1)
+            picked = log_probs.gather(1, tokens[row, prompt : prompt + new].unsqueeze(1))
+            scores[index] = float(picked.mean())
+    return scores
