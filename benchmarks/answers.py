@@ -67,7 +67,7 @@ def answer_scores(text: str, record: Mapping[str, Any]) -> dict[str, bool | floa
 
     Args:
         text: what was decoded.
-        record: the prompt's line; ``answer``, and ``category``: in GSM8K's the final number counts, else SQuAD's scores.
+        record: the prompt's line, with ``answer`` and ``category``; in GSM8K's the final number counts.
 
     Returns:
         ``number_correct``, or ``exact_match`` and ``f1``.

@@ -177,7 +177,11 @@ def _learned(models: Models, setting: Setting, options: MethodOptions, dynamic: 
     limit = controller_limit(options.controller)
     if setting.num_beams > limit:
         raise UnavailableError(f"the controller plans for at most {limit} beams")
-    mode = {"width_mode": "dynamic", "quality": options.quality, "min_width": min_width(setting, options)}
+    mode: dict[str, Any] = {
+        "width_mode": "dynamic",
+        "quality": options.quality,
+        "min_width": min_width(setting, options),
+    }
     return _beamwise(models, setting, options, controller=options.controller, **(mode if dynamic else {}))
 
 
@@ -189,7 +193,11 @@ def _paper(models: Models, setting: Setting, options: MethodOptions, shape: str,
     if verification == "rejection" and not setting.do_sample:
         raise UnavailableError("rejection verification is for sampling")
     policy = PaperWidth(*parse_shape(shape, setting.num_beams), options.threshold)
-    mode = {"width_mode": "dynamic", "min_width": min_width(setting, options), "verification": verification}
+    mode: dict[str, Any] = {
+        "width_mode": "dynamic",
+        "min_width": min_width(setting, options),
+        "verification": verification,
+    }
     return _beamwise(models, setting, options, policy=policy, **mode)
 
 

@@ -184,8 +184,8 @@ def summarise(rows: Sequence[Row], baseline: Sequence[Row]) -> dict[str, Any]:
     """Figures of one method under one setting, at least one row.
 
     Returns:
-        JSON values; None is what was not measured. Rates count positions; ``ratio`` is [median, low, high] of the paired
-        ratios to the baseline, None where that was skipped.
+        JSON values; None is what was not measured. Rates count positions; ``ratio`` is [median, low, high] of the
+        paired ratios to the baseline, None where that was skipped.
     """
     seconds, positions = sum(row.seconds for row in rows), sum(row.positions for row in rows)
     forwards = sum(row.target_forwards for row in rows)
