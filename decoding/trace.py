@@ -180,8 +180,12 @@ def _sha256(path: Path) -> str:
 
 def _write_table(path: Path, table: pa.Table) -> None:
     scratch = path.with_name(f".{path.name}.writing")
-    pq.write_table(table, scratch, compression="zstd")
-    scratch.replace(path)
+    try:
+        pq.write_table(table, scratch, compression="zstd")
+        scratch.replace(path)
+    except OSError:  # a full disk: give back what was taken
+        scratch.unlink(missing_ok=True)
+        raise
 
 
 def read_layers(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from beamwise.decoding.errors import ConfigError
+from beamwise.decoding.errors import ConfigError, InputError
 from beamwise.decoding.prompts import Prompt, encode_prompt, read_prompts
 
 from .loading import load_models, silence_libraries
+from .stopping import Interrupted, StopRequests
 
 if TYPE_CHECKING:
     from .loading import Models
@@ -89,6 +91,7 @@ def collect(options: CollectOptions) -> Path:
         ConfigError: bad options, or traces of another run in the folder.
         InputError: a bad prompts file.
         ModelError: a model that cannot be loaded or paired.
+        Interrupted: by SIGINT or SIGTERM, after the current prompt; all prompts so far are committed.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -96,6 +99,9 @@ def collect(options: CollectOptions) -> Path:
     from beamwise.decoding.trace import TraceWriter
 
     prompts = read_prompts(options.prompts)
+    twice = [prompt for prompt, count in Counter(prompt.id for prompt in prompts).items() if count > 1]
+    if twice:
+        raise InputError(f"Prompts file '{options.prompts}' has the id '{twice[0][:80]}' twice: ids are keys of rows")
     if options.limit:
         prompts = prompts[:: -(-len(prompts) // options.limit)]
     silence_libraries()
@@ -106,17 +112,24 @@ def collect(options: CollectOptions) -> Path:
         TraceWriter(options.out, options.run, settings, options.prompts_per_shard) as writer,
         Progress(*columns, console=Console(stderr=True)) as progress,
         _Tracker(options) as tracker,
+        StopRequests() as stop,
     ):
         task = progress.add_task("prompts", total=len(prompts))
         done, rows = writer.done_prompts(), writer.rows
         collector = Collector(models, options)
         for index, prompt in enumerate(prompts):
+            if stop.signum is not None:
+                break
             if prompt.id not in done:
                 log = collector.decode(index, prompt)
                 writer.add_prompt(prompt.id, log.layer_rows, log.block_rows)
                 rows += len(log.layer_rows)
                 tracker.log(index, rows, log.block_rows)
             progress.update(task, advance=1, description=f"{rows} layer rows, prompts")
+    if stop.signum is not None:
+        count = len(writer.done_prompts())
+        where = f"stopped after {count} of {len(prompts)} prompts, all in '{options.out}'"
+        raise Interrupted(stop.signum, f"{where}: give the same command again to continue")
     return Path(options.out)
 
 
