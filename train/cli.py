@@ -150,7 +150,8 @@ def train_main(args: list[str]) -> None:
 
     Raises:
         BeamwiseError: bad traces or settings.
-        SystemExit: bad arguments, or help.
+        ArgumentError: bad arguments.
+        SystemExit: help.
     """
     with warnings.catch_warnings():
         for message in _EXPECTED_WARNINGS:
@@ -161,5 +162,10 @@ def train_main(args: list[str]) -> None:
             args=args,
             save_config_kwargs={"overwrite": True},
             seed_everything_default=0,
-            parser_kwargs={"prog": "beamwise train", "description": "Train a width controller on traces."},
+            parser_kwargs={
+                "prog": "beamwise train",
+                "description": "Train a width controller on traces.",
+                "exit_on_error": False,
+                **{name: {"exit_on_error": False} for name in ControllerCLI.subcommands()},
+            },
         )

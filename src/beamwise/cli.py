@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from docstring_parser import parse as parse_docstring
 from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, DefaultHelpFormatter
 
 from . import __version__
 from .commands.stopping import Interrupted
-from .decoding.errors import BeamwiseError
+from .decoding.errors import BeamwiseError, ConfigError
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,10 @@ def _run(given: list[str]) -> int:
     command, values = COMMANDS[config.command], parser.instantiate(config)[config.command]
     assert command.options is not None
     options_class = _load(command.options)
+    hints = get_type_hints(options_class)
+    for item in dataclasses.fields(options_class):
+        if values[item.name] is None and type(None) not in get_args(hints[item.name]):
+            raise ConfigError(f"--{item.name.replace('_', '-')} is null: give a value, or leave the option out")
     options = options_class(**{item.name: values[item.name] for item in dataclasses.fields(options_class)})
     return _report(_load(command.run)(options))
 
