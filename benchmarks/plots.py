@@ -73,7 +73,8 @@ def plot_pareto(settings: Sequence[Setting], groups: Groups, methods: Sequence[s
         for axes, kind in zip(panels.flat, kinds, strict=False):
             _pareto_panel(axes, _of_kind(settings, kind), groups, methods, name)
             axes.set(xlabel="tokens/s", ylabel=words, title=_title(kind))
-        handles = {label: handle for axes in panels.flat for handle, label in zip(*axes.get_legend_handles_labels())}
+        known = [pair for axes in panels.flat for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+        handles = {label: handle for handle, label in known}
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, fontsize=8)
         paths.append(_save(figure, folder / f"pareto_{name}.png"))
     return paths
@@ -181,7 +182,7 @@ def plot_acceptance(settings: Sequence[Setting], groups: Groups, methods: Sequen
 
 
 def plot_time(settings: Sequence[Setting], groups: Groups, methods: Sequence[str], folder: Path) -> list[Path]:
-    """Milliseconds per token in draft, target and the rest: a panel per number of beams, a file per kind of decoding."""
+    """Milliseconds per token in draft, target and the rest: a panel per W, a file per kind of decoding."""
     paths = []
     for kind in _kinds(settings):
         chosen = _of_kind(settings, kind)

@@ -66,6 +66,7 @@ def log_summary(
     plots: Sequence[Path] = (),
     project: str = "beamwise",
     save_dir: str = ".",
+    tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[Any]]]] | None = None,
 ) -> None:
     """Record a finished job (a collection, a benchmark) as a run of its own.
 
@@ -76,9 +77,13 @@ def log_summary(
         plots: PNG files.
         project: wandb project.
         save_dir: folder that holds the ``wandb`` folder.
+        tables: by name, column names and rows.
     """
     Path(save_dir).mkdir(parents=True, exist_ok=True)
     mode: Any = wandb_mode()
     with wandb.init(project=project, job_type=job_type, config=dict(config), dir=save_dir, mode=mode) as run:
         run.summary.update(dict(summary))
-        run.log({f"plots/{path.stem}": wandb.Image(str(path)) for path in plots})
+        shown: dict[str, Any] = {f"plots/{path.stem}": wandb.Image(str(path)) for path in plots}
+        for name, (columns, rows) in (tables or {}).items():
+            shown[f"tables/{name}"] = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
+        run.log(shown)

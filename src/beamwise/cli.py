@@ -63,6 +63,10 @@ COMMANDS = {
         "commands.evaluate:evaluate",
         "commands.evaluate:EvaluateOptions",
     ),
+    "bench": Command(
+        "Measure ways to decode side by side, and report.", "commands.bench:bench", "commands.bench:BenchOptions"
+    ),
+    "bench compare": Command("Compare two folders of bench.", "commands.bench:compare_main"),
     "distil": Command("Train a draft model for a target.", "train.distill:distil", "train.distill:DistilConfig"),
 }
 
@@ -93,6 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # on an idle machine; a short spin costs neither. Must be set before torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if " ".join(given[:2]) in COMMANDS:  # a command of two words
+        given[:2] = [" ".join(given[:2])]
     try:
         return _run(given)
     except ArgumentError as error:

@@ -31,13 +31,13 @@ _PASSING = ("out", "data", "prompts", "limit", "devices", "baseline", "wandb")
 class BenchOptions:
     """Measure ways to decode side by side, in one process: prompt by prompt all methods, in rotating order.
 
-    Writes results.parquet (a row per prompt, method and setting), summary.json, report.md with plots, and report.html, one
-    file that needs no network. A run that was cut off continues where it stopped when it is started again. 'beamwise bench
-    compare A B' compares two folders.
+    Writes results.parquet (a row per prompt, method and setting), summary.json, report.md with plots, and report.html,
+    one file that needs no network. A run that was cut off continues where it stopped when it is started again.
+    'beamwise bench compare A B' compares two folders.
 
     Attributes:
-        prompts: JSONL files of prompts, inside --data. FILE@20 takes the first 20 of a file, FILE@2/category the first 2 of
-            each category. Without any, six short ones that come with Beamwise.
+        prompts: JSONL files of prompts, inside --data. FILE@20 takes the first 20 of a file, FILE@2/category the first
+            2 of each category. Without any, six short ones that come with Beamwise.
         data: Folder that relative names of prompts files start from.
         limit: At most so many prompts of each file; 0 takes all that were named.
         out: Folder of the results.
@@ -137,7 +137,7 @@ def bench(options: BenchOptions) -> Path:
     with _progress(plan) as on_progress:
         parts = run_plan(plan, folder, load, on_progress)
     rows = judge(parts, prompts, load, plan.settings[0].device)
-    report = write_report(folder, plan.settings, parts, rows, asked, options.baseline)
+    report = write_report(folder, plan, parts, rows, asked, options.baseline)
     if options.wandb:
         from beamwise.train.tracking import log_summary
 
