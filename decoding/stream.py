@@ -25,7 +25,7 @@ class StreamResult:
     """A decoded prompt.
 
     Attributes:
-        number: of the prompt in the stream, from 0.
+        number: of the prompt in the stream, from 0 (or ``first_number``).
         prompt_T: its tokens.
         hypotheses: the best ``num_return_sequences``, best first: tokens with the prompt, and score (as ``generate``
             has them; of no meaning with one beam).
@@ -43,6 +43,7 @@ def decode_stream(
     model: PreTrainedModel,
     prompts: Iterable[torch.Tensor],
     ordered: bool = True,
+    first_number: int = 0,
     **arguments: Any,
 ) -> Iterator[StreamResult]:
     """Decode prompts as they come, ``beams.batch_size`` at a time; each is asked for when a row becomes free.
@@ -56,6 +57,7 @@ def decode_stream(
         model: the target.
         prompts: int64 (T,) token ids each, without padding.
         ordered: yield results in the order of the prompts; else as they finish.
+        first_number: number of the first prompt: that of a stream that was cut off goes on where it ended.
         **arguments: of ``model.generate``: num_beams, max_new_tokens, do_sample, repetition_penalty, …
 
     Yields:
@@ -69,14 +71,14 @@ def decode_stream(
     taken = [name for name in _OWN if name in arguments]
     if taken:
         raise ConfigError(f"{', '.join(taken)}: decode_stream sets this itself; pass the other arguments of generate")
-    source = _Requests(beams, model, prompts, arguments)
+    source = _Requests(beams, model, prompts, first_number, arguments)
     first = next(source, None)
     if first is None:
         return
     results = _decode(beams.engine(model, first.config.num_beams), source, first)
     beams.stats = DecodeStats()
     early: dict[int, StreamResult] = {}
-    expected = 0
+    expected = first_number
     for result in results:
         beams.stats.add(result.stats)
         if not ordered:
@@ -114,11 +116,12 @@ class _Requests:
         beams: SpeculativeBeams,
         model: PreTrainedModel,
         prompts: Iterable[torch.Tensor],
+        first_number: int,
         arguments: dict[str, Any],
     ) -> None:
         self._beams = beams
         self._model = model
-        self._prompts = enumerate(prompts)
+        self._prompts = enumerate(prompts, first_number)
         self._arguments = arguments
         self._seed = beams.seed
 

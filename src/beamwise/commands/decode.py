@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -97,39 +97,37 @@ def decode_prompts(
     models: Models,
     beams: SpeculativeBeams,
     meter: Meter,
-    tokens: Sequence[list[int]],
+    tokens: Iterable[list[int]],
     arguments: dict[str, Any],
-) -> list[Decoded]:
+    first_number: int = 0,
+) -> Iterator[Decoded]:
     """Decode prompts, ``beams.batch_size`` at a time: as one ends, the next one takes its row.
 
     Args:
         models: target and tokenizer.
         beams: how to decode.
         meter: the observer that ``beams`` was made with.
-        tokens: token ids of each prompt.
+        tokens: token ids of each prompt; the next one is asked for when a row is free.
         arguments: for ``model.generate``.
+        first_number: number of the first prompt, on which its noise depends.
 
-    Returns:
+    Yields:
         One outcome per prompt, in order; the same whatever the batch size.
     """
     from beamwise.decoding.stream import decode_stream
 
     meter.begin()
     prompts = (torch.tensor(ids, dtype=torch.int64) for ids in tokens)
-    decoded = []
-    for result in decode_stream(beams, models.target, prompts, **arguments):
+    for result in decode_stream(beams, models.target, prompts, first_number=first_number, **arguments):
         length = result.prompt_T.shape[0]
         sequences = [hypothesis.sequence_T[length:].cpu() for hypothesis in result.hypotheses]
-        decoded.append(
-            Decoded(
-                sequences,
-                [str(models.tokenizer.decode(sequence, skip_special_tokens=True)) for sequence in sequences],
-                [hypothesis.score for hypothesis in result.hypotheses] if arguments["num_beams"] > 1 else None,
-                result.stats,
-                meter.seconds[result.number],
-            )
+        yield Decoded(
+            sequences,
+            [str(models.tokenizer.decode(sequence, skip_special_tokens=True)) for sequence in sequences],
+            [hypothesis.score for hypothesis in result.hypotheses] if arguments["num_beams"] > 1 else None,
+            result.stats,
+            meter.seconds[result.number],
         )
-    return decoded
 
 
 def pad_left(tokens: Sequence[list[int]], device: torch.device) -> dict[str, torch.Tensor]:

@@ -6,8 +6,9 @@ import json
 import math
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
@@ -17,11 +18,16 @@ from beamwise.decoding.config import DecodeConfig
 from beamwise.decoding.errors import ConfigError
 from beamwise.decoding.prompts import Prompt, check_text, encode_prompt, read_prompts
 
+from .journal import finish_output, open_journal
 from .loading import load_models, shipped_controller, silence_libraries
-from .output import check_writable, open_output
+from .output import check_writable
+from .stopping import StopRequests
 
 if TYPE_CHECKING:
     from .decode import Decoded, OnProgress
+
+_RESUMABLE = ("prompts", "out", "seed", "batch_size", "device", "runner")
+"""Options that may differ when a run is continued (the prompts are known by their file's hash); its seed stays."""
 
 
 @dataclass
@@ -36,8 +42,8 @@ class GenerateOptions:
     Attributes:
         prompt: One prompt.
         prompts: JSONL file of prompts, one object a line with 'prompt' and optionally 'id', 'category', ...
-        out: JSONL file to write, at once and only when all is decoded. Without it a prompt's text, or the JSONL of a
-            file, goes to stdout.
+        out: JSONL file to write, at once and only when all is decoded; until then lines gather in OUT.partial, from
+            which the same command continues. Without it a prompt's text, or the JSONL of a file, goes to stdout.
         num_beams: Beams; 1 is plain greedy decoding or sampling.
         max_new_tokens: Longest continuation, in tokens.
         do_sample: Draw beams instead of taking the best ones.
@@ -177,6 +183,7 @@ def generate(options: GenerateOptions) -> None:
 
     Raises:
         BeamwiseError: bad input; nothing has been written then.
+        Interrupted: by SIGINT or SIGTERM while decoding a file, after the prompts that were being decoded.
     """
     prompts = _gather_prompts(options)
     check_writable(options.out)
@@ -192,7 +199,16 @@ def generate(options: GenerateOptions) -> None:
     if seed is None and options.do_sample:
         seed = secrets.randbits(62)
     controller = choose_controller(options)
-    with progress_bar(len(prompts), shown=options.prompts is not None) as on_progress:
+    settings = {name: value for name, value in asdict(options).items() if name not in _RESUMABLE}
+    with (
+        open_journal(options.prompts, options.out, settings, seed) as journal,
+        StopRequests() if options.prompts is not None else nullcontext(StopRequests()) as stop,
+        progress_bar(len(prompts), shown=options.prompts is not None) as on_progress,
+    ):
+        lines, seed = ([], seed) if journal is None else (journal.lines, journal.seed)
+        first = len(lines)
+        if on_progress is not None:
+            on_progress(first, 0)
         meter = Meter(on_progress)
         beams = SpeculativeBeams(
             draft_model=models.draft,
@@ -207,13 +223,16 @@ def generate(options: GenerateOptions) -> None:
             quality=0.5 if options.quality is None else options.quality,
             **options.variant(),
         )
-        decoded = decode_prompts(models, beams, meter, tokens, options.generate_arguments())
-    if options.prompts is None and options.out is None:
-        print("\n\n".join(decoded[0].texts))
-        return
-    with open_output(options.out) as file:
-        for prompt, outcome in zip(prompts, decoded, strict=True):
-            file.write(json.dumps(_record(prompt, outcome, seed), ensure_ascii=False) + "\n")
+        wanted = takewhile(lambda _: stop.signum is None, tokens[first:])
+        outcomes = decode_prompts(models, beams, meter, wanted, options.generate_arguments(), first)
+        for prompt, outcome in zip(prompts[first:], outcomes, strict=False):  # fewer outcomes after a signal
+            if options.prompts is None and options.out is None:
+                print("\n\n".join(outcome.texts))
+                return
+            (lines.append if journal is None else journal.add)(
+                json.dumps(_record(prompt, outcome, seed), ensure_ascii=False)
+            )
+    finish_output(options.out, lines, len(prompts), stop.signum, journal)
 
 
 def choose_controller(options: GenerateOptions) -> str | None:
