@@ -31,6 +31,7 @@ _CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
 _MAX_WEIGHTS = 2**28
 """Longest weights file accepted, in bytes: predictors have a few thousand parameters."""
+_LIMITS = {"max_gamma": 64, "max_width": 256, "num_beams": 256, "edges' last": 1024, "profile's tokens": 64}
 _MODEL_CARD = """---
 {{ card_data }}
 ---
@@ -256,9 +257,24 @@ def _build(folder: Path, raw: dict[str, Any]) -> tuple[WidthPredictor, Controlle
         rest = {name: raw[name] for name in set(raw) - {"weights_sha256", "digest", "predictor", "profile"}}
         check_types(ControllerInfo, rest)
         info = ControllerInfo(predictor=config, profile=profile, **rest)
+        _check_limits(info)
     except (OSError, KeyError, TypeError, RuntimeError) as error:
         raise FormatError(f"'{folder}' does not hold the controller that its {_CONFIG} describes: {error}") from error
     return network, info
+
+
+def _check_limits(info: ControllerInfo) -> None:
+    """A policy's tables grow with these, before any decoding: a hostile file must not make them endless.
+
+    Raises:
+        TypeError: a number far beyond what decoding can use.
+    """
+    points = 0 if info.profile is None else len(info.profile.tokens)
+    numbers = {"max_gamma": info.max_gamma or 0, "max_width": info.predictor.max_width, "profile's tokens": points}
+    numbers |= {"num_beams": max(info.num_beams, default=1), "edges' last": info.predictor.edges[-1]}
+    for name, number in numbers.items():
+        if number > (limit := _LIMITS[name]):
+            raise TypeError(f"its {name} is {number}, more than {limit}")
 
 
 def _predictor_config(raw: Any) -> PredictorConfig:

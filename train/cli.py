@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from argparse import ArgumentError
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from beamwise.controller.checkpoint import Controller, ControllerInfo
 from beamwise.controller.latency import LatencyProfile
+from beamwise.decoding.errors import BeamwiseError, ConfigError
 from beamwise.decoding.trace_schema import MANIFEST, read_manifest
 
 from .calibration import calibrate
@@ -50,7 +52,21 @@ class ControllerCLI(LightningCLI):
                 {f"{name}.monitor": monitor, f"{name}.filename": name, f"{name}.enable_version_counter": False}
             )
 
-    def before_instantiate_classes(self) -> None:
+    def instantiate_classes(self) -> None:
+        """Make trainer, model and data.
+
+        Raises:
+            ConfigError: settings that Lightning or a class of ours cannot use.
+        """
+        try:
+            self._place_outputs()
+            super().instantiate_classes()
+        except (BeamwiseError, ArgumentError):
+            raise
+        except Exception as error:  # each class has its own ways to refuse a setting
+            raise ConfigError(f"These settings cannot be used: {type(error).__name__}: {error}") from error
+
+    def _place_outputs(self) -> None:
         """Put everything that a run leaves behind into ``OUT/training``."""
         config = self.config[self.subcommand] if self.subcommand else self.config
         training = str(Path(config.out) / "training")

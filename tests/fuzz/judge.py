@@ -29,7 +29,7 @@ class Hang(BaseException):
 
 
 def _watch(event: str, arguments: tuple[object, ...]) -> None:
-    if _watching[0] and event in _EXECUTION and arguments[0] != "git":  # wandb asks git where it is
+    if _watching[0] and event in _EXECUTION:
         _seen.append(f"{event}{arguments[:2]!r}"[:200])
 
 

@@ -94,12 +94,15 @@ class Configs:
         prompts = ["--prompts", "/no/such/prompts.jsonl"]
         distil = ["--prompts", '["/no/such.jsonl"]', "--work-dir", str(folder / "work"), *nowhere]
         traces = ["--data.traces", "/no/such/traces", "--out", str(folder / "controller")]
+        train = yaml.safe_load((CONFIGS / "train.yaml").read_text())
+        logs = {"save_dir": str(folder / "logs"), "name": "logs"}
+        train["trainer"]["logger"] = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": logs}
         self.commands: dict[str, tuple[list[str], dict[str, Any]]] = {
             "generate": ([*prompts, *nowhere], {"num-beams": 4, "do-sample": True, "top-p": 0.9, "dtype": "float32"}),
             "collect": ([*prompts, *nowhere], {"num-beams": [1, 2], "draft-widths": [4, 8], "sampling": "greedy"}),
             "distil": (distil, {"layers": [0, 1], "learning-rate": 1e-3, "validation-prompts": ["b.jsonl"]}),
             "evaluate": (["--traces", '["/no/such"]', "--out", str(folder / "out.json")], {"controller": "default"}),
-            "train": (traces, yaml.safe_load((CONFIGS / "train.yaml").read_text())),
+            "train": (traces, train),
         }
 
     def attack(self, rng: random.Random, place: Path) -> Callable[[], object]:

@@ -24,14 +24,13 @@ from tests.tiny_folder import save_tiny_folder
 
 from .judge import fuzz, judge
 from .mutate import fresh_copy
-from .surfaces import SURFACES, Controllers, Drafts, Refused, Traces, run_command
+from .surfaces import PAYLOADS, SURFACES, Controllers, Drafts, Refused, Traces, run_command
 
 INPUTS = {"prompts": 300, "configs": 200, "traces": 300, "drafts": 200, "controllers": 300}
 
 
 @pytest.mark.parametrize("name", SURFACES)
 def test_hostile_inputs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", "disabled")
     monkeypatch.chdir(tmp_path)
     tally = fuzz(name, 0, INPUTS[name], seed=1, work=tmp_path / "work")
     assert not tally.bad, tally.bad[0]
@@ -148,11 +147,7 @@ def test_devices_are_no_prompts_files() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (
-            "a: &a [x, x]\n"
-            + "".join(f"{n}x: &{n}x [*{p}, *{p}]\n" for n, p in zip("bcdefgh", "abcdefg", strict=True)),
-            "error",
-        ),
+        (PAYLOADS[5], "aliases written out"),
         ("!!python/object/apply:os.system ['true']", "no YAML"),
         ("prompts: &loop [*loop]", "nested deeper"),
         ("trainer: {logger: {class_path: os.system}}", "class_path"),

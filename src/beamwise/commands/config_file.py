@@ -59,6 +59,8 @@ def check_config(path: str) -> None:
         for one in level:
             if isinstance(one, dict):
                 _check_keys(one, where)
+            if isinstance(one, str) and "\0" in one:
+                raise ConfigError(f"{where} has a null character in {one[:40]!r}: no option takes one")
         level = [child for one in level for child in _children(one, _MAX_VALUES)]
         if values + len(level) > _MAX_VALUES:
             raise ConfigError(f"{where} has more than {_MAX_VALUES} values, aliases written out: write it plainly")
@@ -75,7 +77,7 @@ def _children(value: Any, most: int) -> list[Any]:
 
 def _check_keys(mapping: dict[Any, Any], where: str) -> None:
     for key, value in mapping.items():
-        if not isinstance(key, str):
+        if not isinstance(key, str) or "\0" in key:
             raise ConfigError(f"{where} has the key {key!r}: keys are names of options")
         if key == "class_path" and not (isinstance(value, str) and value.startswith(_CLASSES)):
             short = repr(value)[:80] if isinstance(value, str) else type(value).__name__
