@@ -139,7 +139,7 @@ def plot_categories(
                 ]
                 if ratios := paired_ratios(*pair):
                     table[line, column] = statistics.median(ratios)
-            _heat(axes, np.log2(table), table, -1.2, 1.2, "RdYlGn")
+            _heat(axes, np.log2(table), _texts(table), -1.2, 1.2, "RdYlGn")
             axes.set_xticks(range(len(shown)), [_wrap(name) for name in shown], fontsize=7)
             axes.set_yticks(range(len(categories)), categories, fontsize=8)
             axes.set_title(f"W = {setting.num_beams}")
@@ -166,18 +166,20 @@ def plot_acceptance(settings: Sequence[Setting], groups: Groups, methods: Sequen
         return []
     layers = 1 + max(layer for found in cells.values() for layer, _ in found)
     widths = sorted({width for found in cells.values() for _, width in found})
-    figure, panels = _grid(len(samples), len(shown), 1.6 + 0.5 * len(widths), 1.4 + 0.42 * layers)
+    figure, panels = _grid(len(samples), len(shown), 1.6 + 0.5 * len(widths), 1.4 + 0.5 * layers)
     for (line, sample), (column, method) in product(enumerate(samples), enumerate(shown)):
         axes, table = panels[line, column], np.full((layers, len(widths)), np.nan)
+        texts = _texts(table)
         for (layer, width), (reached, covered) in cells[sample, method].items():
             table[layer, widths.index(width)] = covered / reached
-        _heat(axes, table, table, 0.0, 1.0, "YlGn")
+            texts[layer][widths.index(width)] = f"{covered / reached:.2f}\nof {reached}"
+        _heat(axes, table, texts, 0.0, 1.0, "YlGn")
         axes.set_xticks(range(len(widths)), [str(width) for width in widths])
         axes.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)])
         axes.set_title(f"{method}\n{'sampling' if sample else 'greedy'}", fontsize=9)
         axes.set_xlabel("width w", fontsize=8)
         axes.set_ylabel("layer of the block", fontsize=8)
-    figure.suptitle("covered layers, of those reached")
+    figure.suptitle("share of the layers reached that were covered, all settings together")
     return [_save(figure, folder / "acceptance.png")]
 
 
@@ -229,13 +231,19 @@ def _time_panel(axes: Axes, by_method: Mapping[str, Sequence[Row]]) -> None:
     axes.set_yticks(range(len(names)), names, fontsize=8)
 
 
+def _texts(table: np.ndarray[Any, Any]) -> list[list[str]]:
+    return [["" if np.isnan(value) else f"{value:.2f}" for value in line] for line in table]
+
+
 def _heat(
-    axes: Axes, values: np.ndarray[Any, Any], words: np.ndarray[Any, Any], low: float, high: float, colors: str
+    axes: Axes, values: np.ndarray[Any, Any], texts: Sequence[Sequence[str]], low: float, high: float, colors: str
 ) -> None:
-    axes.imshow(values, vmin=low, vmax=high, cmap=colors, aspect="auto")
-    for line, column in product(*map(range, words.shape)):
-        if not np.isnan(words[line, column]):
-            axes.text(column, line, f"{words[line, column]:.2f}", ha="center", va="center", fontsize=7)
+    image = axes.imshow(values, vmin=low, vmax=high, cmap=colors, aspect="auto")
+    for line, column in product(*map(range, values.shape)):
+        if texts[line][column]:
+            red, green, blue, _ = image.cmap(image.norm(values[line, column]))
+            color = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
+            axes.text(column, line, texts[line][column], ha="center", va="center", fontsize=7, color=color)
 
 
 def _wrap(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -156,7 +157,7 @@ def _category(rows: Sequence[Row], base: Sequence[Row], category: str) -> dict[s
     return {
         "prompts": len(rows),
         "tokens_per_second": sum(row.positions for row in rows) / sum(row.seconds for row in rows) if rows else None,
-        "ratio": sorted(ratios)[len(ratios) // 2] if ratios else None,
+        "ratio": statistics.median(ratios) if ratios else None,
     }
 
 
