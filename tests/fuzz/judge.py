@@ -19,7 +19,7 @@ from beamwise.decoding.errors import BeamwiseError
 from .surfaces import SURFACES, Refused
 
 HANG_S = 10.0
-_EXECUTION = frozenset({"os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "pickle.find_class"})
+_EXECUTION = frozenset({"os.system", "os.fork", "subprocess.Popen", "os.exec", "os.posix_spawn", "pickle.find_class"})
 _seen: list[str] = []
 _watching = [False]
 
@@ -31,6 +31,7 @@ class Hang(BaseException):
 def _watch(event: str, arguments: tuple[object, ...]) -> None:
     if _watching[0] and event in _EXECUTION:
         _seen.append(f"{event}{arguments[:2]!r}"[:200])
+        raise RuntimeError(f"{event} is not allowed here")  # and does not happen
 
 
 sys.addaudithook(_watch)  # cannot be taken away again; it looks only while an input is read

@@ -93,7 +93,8 @@ class Configs:
         nowhere = ["--target", "./no-such-model", "--out", str(folder / "out")]
         prompts = ["--prompts", "/no/such/prompts.jsonl"]
         distil = ["--prompts", '["/no/such.jsonl"]', "--work-dir", str(folder / "work"), *nowhere]
-        traces = ["--data.traces", "/no/such/traces", "--out", str(folder / "controller")]
+        alone = ["--trainer.devices", "1", "--trainer.num_nodes", "1", "--trainer.strategy", "auto"]  # no processes
+        traces = ["--data.traces", "/no/such/traces", "--out", str(folder / "controller"), *alone]
         train = yaml.safe_load((CONFIGS / "train.yaml").read_text())
         logs = {"save_dir": str(folder / "logs"), "name": "logs"}
         train["trainer"]["logger"] = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": logs}
