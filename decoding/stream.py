@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, cast
 
 import torch
@@ -92,18 +93,19 @@ def decode_stream(
 
 def _decode(engine: Engine, source: _Requests, first: Request) -> Iterator[StreamResult]:
     waiting: dict[int, Request] = {}
+    arrived = count()
 
     def arrivals() -> Iterator[Request]:
         request: Request | None = first
         while request is not None:
-            waiting[request.stream] = request
+            waiting[next(arrived)] = request  # the engine counts from 0 whatever the stream's first number is
             yield request
             request = next(source, None)
 
-    for number, result in engine.decode(arrivals()):
-        request = waiting.pop(number)
+    for arrival, result in engine.decode(arrivals()):
+        request = waiting.pop(arrival)
         chosen = pad_hypotheses(result.hypotheses, request.prompt_T, request.config.num_return_sequences)
-        yield StreamResult(number, request.prompt_T, chosen, result.stats)
+        yield StreamResult(request.stream, request.prompt_T, chosen, result.stats)
 
 
 class _Requests:
