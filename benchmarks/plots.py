@@ -122,9 +122,9 @@ def plot_categories(
     paths = []
     for kind in _kinds(settings):
         chosen = [one for one in _of_kind(settings, kind) if groups.get((one.name, baseline))]
-        if not chosen:
-            continue
         shown = [m for m in methods if m != baseline and any((one.name, m) in groups for one in chosen)]
+        if not shown:
+            continue
         categories = sorted({row.category for one in chosen for row in groups[one.name, baseline]})
         lines, columns = -(-len(chosen) // 2), min(len(chosen), 2)
         figure, panels = _grid(lines, columns, 2.2 + 0.75 * len(shown), 1.9 + 0.26 * len(categories))

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from beamwise.benchmarks.answers import exact_match, f1, final_number, mean_log_likelihood, number_correct
+from beamwise.benchmarks.answers import (
+    answer_scores,
+    exact_match,
+    f1,
+    final_number,
+    mean_log_likelihood,
+    mean_log_likelihoods,
+    number_correct,
+)
 from tests.conftest import make_tiny_llama
 
 
@@ -43,3 +51,18 @@ def test_mean_log_likelihood_is_the_models() -> None:
     log_probs = torch.log_softmax(model(torch.tensor([tokens])).logits[0].detach().float(), dim=-1)
     expected = sum(float(log_probs[position - 1, tokens[position]]) for position in (2, 3, 4)) / 3
     assert mean_log_likelihood(model, tokens[:2], tokens[2:]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_batched_likelihoods_equal_single_ones() -> None:
+    model = make_tiny_llama(0, vocab_size=12)
+    texts = [([2, 5, 7], [3, 9]), ([4], [8, 8, 2, 6]), ([3, 3, 3, 3, 3, 3], [7]), ([9, 2], [4, 4])]
+    singles = [mean_log_likelihood(model, prompt, new) for prompt, new in texts]
+    assert mean_log_likelihoods(model, texts, batch_size=3) == pytest.approx(singles, abs=1e-6)
+    assert mean_log_likelihoods(model, []) == []
+
+
+def test_answers_are_scored_by_their_kind() -> None:
+    assert answer_scores("so 18", {"answer": "18", "category": "gsm8k"}) == {"number_correct": True}
+    assert answer_scores("The cat", {"answer": "cat", "category": "qa"}) == {"exact_match": True, "f1": 1.0}
+    assert answer_scores("1901", {"answer": "1901", "category": "qa"}) == {"exact_match": True, "f1": 1.0}
+    assert answer_scores("anything", {"category": "gsm8k"}) == {}
