@@ -2,10 +2,10 @@
 
     python -m beamwise.benchmarks.soak --minutes 60 --out runs/soak
 
-Prompts, beams (1 to 4), greedy and sampled, lengths and seeds change from prompt to prompt, on one decoder, as a service
-would. After each prompt it notes the resident memory of the process and the bytes of both KV pools in
-``OUT/memory.csv``; at the end it fits a line after the warm-up, draws ``OUT/memory.png``, and ends with 1 if memory grows
-by more than ``--bound`` MB/hour beyond the fit's own uncertainty (two standard errors).
+Prompts, beams (1 to 4), greedy and sampled, lengths and seeds change from prompt to prompt, on one decoder, as in a
+service. After each prompt it notes the resident memory of the process and the bytes of both KV pools in
+``OUT/memory.csv``; at the end it fits a line after the warm-up, draws ``OUT/memory.png``, and ends with 1 if memory
+grows by more than ``--bound`` MB/hour beyond the fit's own uncertainty (two standard errors).
 """
 
 from __future__ import annotations
@@ -161,7 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     counts = [sample.tensors for sample in samples if sample.tensors >= 0]
     print(
         f"{len(samples)} prompts in {options.minutes:g} minutes; after the warm-up {len(warm)}: resident memory "
-        f"{rss.mb_per_hour:+.2f} ± {2 * rss.error:.2f} MB/hour (from {warm[0].rss_mb:.0f} to {warm[-1].rss_mb:.0f} MB), "
+        f"{rss.mb_per_hour:+.2f} ± {2 * rss.error:.2f} MB/hour "
+        f"(from {warm[0].rss_mb:.0f} to {warm[-1].rss_mb:.0f} MB), "
         f"KV pools {pool.mb_per_hour:+.2f} MB/hour ({warm[-1].pool_mb:.1f} MB), tensors {counts[0]} -> {counts[-1]}; "
         f"bound {options.bound:g} MB/hour"
     )

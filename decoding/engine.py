@@ -79,6 +79,11 @@ class Engine:
         self._pool: KVPool | None = None
         self._busy = False
 
+    @property
+    def pool(self) -> KVPool | None:
+        """KV storage of the target; None before the first prompt."""
+        return self._pool
+
     @torch.inference_mode()
     def decode(self, requests: Iterable[Request]) -> Iterator[tuple[int, Result]]:
         """Decode prompts; rows finish and leave, the next prompts enter.
