@@ -108,9 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            return _fail(
-                f"the file name '{str(error.filename)[:60]}...' is too long: check the options"
-            )
+            return _fail(f"the file name '{str(error.filename)[:60]}...' is too long: check the options")
         if error.errno not in _DISK_FULL:
             raise
         return _fail(
