@@ -9,13 +9,14 @@ own running average. What might follow a layer is left out: replays showed no ga
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from beamwise.decoding.errors import ConfigError
-from beamwise.decoding.widths import BlockPlanner, LayerPlan, LayerView
+from beamwise.decoding.widths import BlockPlanner, LayerPlan, LayerView, Question
 
 from .latency import LatencyProfile
 from .predictor import WidthPredictor
@@ -75,10 +76,12 @@ class LearnedWidth:
     """Plans blocks with a `WidthPredictor` and a latency profile; a `WidthPolicy`.
 
     At each layer the prior network decides whether running the draft can pay; the full network then chooses the draft
-    width, or stops. In exact mode every beam must be covered. In dynamic mode it also chooses how many beams to keep: a
-    layer of w beams is worth 1 - quality * (1/w - 1/W) / (1 - 1/W) layers of W beams, since the likelihood of the
-    result grows with the width in about this way. (A threshold on the probability, as in the paper, keeps the narrowest
-    width wherever the cheapest draft reaches it: replayed, it gave no choice between speed and quality.)
+    width, or stops. On a GPU, where each decision of the host is a wait, the draft runs without asking the prior.
+
+    In exact mode every beam must be covered. In dynamic mode the policy also chooses how many beams to keep: a layer of
+    w beams is worth 1 - quality * (1/w - 1/W) / (1 - 1/W) layers of W beams, since the likelihood of the result grows
+    with the width in about this way. (A threshold on the probability, as in the paper, keeps the narrowest width
+    wherever the cheapest draft reaches it: replayed, it gave no choice between speed and quality.)
 
     The policy keeps running averages, so its plans depend on what it decoded before; in exact mode the output does not.
 
@@ -151,8 +154,10 @@ class LearnedWidth:
         forward = self._draft_ms[tokens] if tokens < len(self._draft_ms) else self.profile.draft(tokens)
         return forward + self.profile.layer_ms
 
-    def choose(self, probs_WJ: torch.Tensor, tokens: int, reach: float, rate: float) -> Choice:
-        """The best widths of a layer, found on the device of the probabilities; the host reads the result once.
+    def choose(
+        self, probs_WJ: torch.Tensor, tokens: int, reach: float, rate: float
+    ) -> tuple[torch.Tensor, Callable[[Sequence[float]], Choice]]:
+        """The best widths of a layer, found on the device of the probabilities.
 
         Args:
             probs_WJ: float32 (W, J), success probabilities at the widths that count (one row in exact mode) and the
@@ -160,6 +165,9 @@ class LearnedWidth:
             tokens: in the target's forward so far.
             reach: probability that the layer is reached.
             rate: layers per millisecond.
+
+        Returns:
+            float32 (3,) for the host to read, and what makes the choice of its values.
         """
         count, device = probs_WJ.shape[0], probs_WJ.device
         least = min(self.min_width, count)
@@ -172,9 +180,13 @@ class LearnedWidth:
         worths_W1 = torch.tensor(worths).to(device, non_blocking=True)
         values = (reach * worths_W1 * probs - rate * costs_J).flatten()
         best = values.argmax()
-        index, value, success = torch.stack([best.float(), values[best], probs.flatten()[best]]).tolist()
-        row, column = divmod(round(index), len(self.draft_widths))
-        return Choice(least + row, self.draft_widths[column], success, value, costs[column])
+
+        def settle(answer: Sequence[float]) -> Choice:
+            index, value, success = answer
+            row, column = divmod(round(index), len(self.draft_widths))
+            return Choice(least + row, self.draft_widths[column], success, value, costs[column])
+
+        return torch.stack([best.float(), values[best], probs.flatten()[best]]), settle
 
     def _worth(self, width: int, num_beams: int) -> float:
         """Layers of ``num_beams`` beams that a layer of ``width`` beams is worth."""
@@ -211,23 +223,42 @@ class _LearnedPlanner:
 
     def next_layer(self, view: LayerView) -> LayerPlan | None:
         policy, ledger = self.policy, self.ledger
+        if not self._may_go_on(view):
+            return None
+        answer, settle = self._choose(view, view.context_features, "prior")
+        if settle(answer.tolist()).value <= ledger.rate * policy.draft_ms(view.num_parents):
+            return None
+        answer, settle = self._choose(view, view.features, "full")
+        return self._settle(view, settle(answer.tolist()))
+
+    def ask(self, view: LayerView) -> Question | None:
+        """The choice of the full network alone: asking the prior first would add a wait to every layer."""
+        if not self._may_go_on(view):
+            return None
+        answer, settle = self._choose(view, view.features, "full")
+        return Question([answer], self.policy.draft_widths[-1], lambda values: self._settle(view, settle(values[0])))
+
+    def _may_go_on(self, view: LayerView) -> bool:
+        """Whether a layer that is certain to be covered would be worth the draft's forward."""
+        policy, ledger = self.policy, self.ledger
         if view.layer == 0:
             self.tokens = view.num_parents
             ledger.begin(policy.target_ms(self.tokens) + policy.profile.block_ms)
-        if view.layer >= policy.max_gamma:
-            return None
-        draft_ms = policy.draft_ms(view.num_parents)
-        if self._choose(view, view.context_features, "prior").value <= ledger.rate * draft_ms:
-            return None
-        choice = self._choose(view, view.features, "full")
+        return view.layer < policy.max_gamma and self.reach > ledger.rate * policy.draft_ms(view.num_parents)
+
+    def _settle(self, view: LayerView, choice: Choice) -> LayerPlan | None:
+        """The plan by the full network; the draft's forward is paid for already."""
+        policy, draft_ms = self.policy, self.policy.draft_ms(view.num_parents)
         if choice.value <= 0.0:
-            ledger.add(0.0, draft_ms)
+            self.ledger.add(0.0, draft_ms)
             return None
         self.reach *= choice.success
         self.tokens += choice.draft_width
-        ledger.add(self.reach, draft_ms + choice.target_ms)
+        self.ledger.add(self.reach, draft_ms + choice.target_ms)
         return LayerPlan(view.num_beams if policy.mode == "exact" else choice.width, choice.draft_width)
 
-    def _choose(self, view: LayerView, features: torch.Tensor, stage: Literal["prior", "full"]) -> Choice:
+    def _choose(
+        self, view: LayerView, features: torch.Tensor, stage: Literal["prior", "full"]
+    ) -> tuple[torch.Tensor, Callable[[Sequence[float]], Choice]]:
         probs = self.policy.rows(features, view.num_beams, stage)
         return self.policy.choose(probs, self.tokens, self.reach, self.ledger.rate)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -11,11 +11,11 @@ import torch
 from .beams import Beams, Candidates, top_candidates
 from .drafters import Drafter, Proposal
 from .features import FeatureInputs, context_features, layer_features
-from .host import read
+from .host import read, reads_are_free
 from .noise import extend_path, gumbel, private_path
 from .rows import Row
 from .stats import Stopwatch
-from .widths import BlockPlanner, LayerPlan, LayerView, WidthPolicy
+from .widths import AskingPlanner, BlockPlanner, LayerPlan, LayerView, Question, WidthPolicy
 
 
 @dataclass(frozen=True)
@@ -66,19 +66,19 @@ def draft_forests(
     layer = 0
     while frontiers:
         stage = _Stage(drafter, watch, list(frontiers.values()))
-        plans: dict[int, LayerPlan] = {}
+        questions: dict[int, Question] = {}
         for number, frontier in frontiers.items():
-            plan = frontier.plan(layer, stage)
-            if plan is None:
+            question = frontier.ask(layer, stage)
+            if question is None:
                 stage.drop(frontier)
             else:
-                plans[number] = plan
+                questions[number] = question
         layer += 1
-        drawn = {number: stage.draw(frontiers[number], plan) for number, plan in plans.items()}
-        counts = _finite_counts(list(drawn.values()))
+        drawn = {number: stage.draw(frontiers[number], question.draft_width) for number, question in questions.items()}
+        plans = _decide(questions, drawn)
         going = {}
-        for (number, candidates), count in zip(drawn.items(), counts, strict=True):
-            drafted = stage.grow(frontiers[number], plans[number], candidates.first(count))
+        for number, (plan, candidates) in plans.items():
+            drafted = stage.grow(frontiers[number], plan, candidates)
             if drafted is not None:
                 drafts[number].append(drafted)
                 rows[number].stats.drafted_nodes += len(drafted.candidates)
@@ -98,7 +98,8 @@ class _Frontier:
     view: LayerView | None = None
     """Of the layer last planned."""
 
-    def plan(self, layer: int, stage: _Stage) -> LayerPlan | None:
+    def ask(self, layer: int, stage: _Stage) -> Question | None:
+        """What to read before the layer's plan is known; nothing where it is known already. None stops here."""
         num_beams = self.row.request.config.num_beams
         state = self._state(layer)
         view = self.view = LayerView(
@@ -109,7 +110,10 @@ class _Frontier:
             lambda: layer_features(state(), stage.log_probs(self)[0], view.context_features),
             self.row.generated,
         )
-        return self.planner.next_layer(view)
+        if isinstance(self.planner, AskingPlanner) and not reads_are_free(self.row.forest.device):
+            return self.planner.ask(view)
+        plan = self.planner.next_layer(view)
+        return None if plan is None else Question((), plan.draft_width, lambda _: plan)
 
     def _state(self, layer: int) -> Callable[[], FeatureInputs]:
         """The layer's state for the features. Made on demand, since most policies do not look, of what is known now."""
@@ -169,8 +173,8 @@ class _Stage:
                 other.row.stats.draft_forwards += 1
         return self._log_probs[frontier.row.index]
 
-    def draw(self, frontier: _Frontier, plan: LayerPlan) -> Candidates:
-        """The layer's candidates, excluded ones (-inf) last; none where the drafter proposes nothing."""
+    def draw(self, frontier: _Frontier, draft_width: int) -> Candidates:
+        """The layer's first candidates, excluded ones (-inf) last; none where the drafter proposes nothing."""
         log_probs, proposal = self.log_probs(frontier)
         beams, row = frontier.beams, frontier.row
         if log_probs.shape[1] == 0:  # a lookup that matched nothing
@@ -180,7 +184,7 @@ class _Stage:
             beams.scores_L,
             log_probs,
             _draft_noise(row, beams, _columns(proposal)),
-            plan.draft_width,
+            draft_width,
             proposal.token_ids_V,
             self._weigh(frontier)() if row.request.config.rejection else None,
         )
@@ -207,12 +211,24 @@ class _Stage:
         return self._weights[number]
 
 
-def _finite_counts(drawn: Sequence[Candidates]) -> list[int]:
-    """How many candidates of each row are not excluded, by one read for all rows."""
-    if not drawn:
-        return []
-    counts = [(candidates.ranks_K > float("-inf")).sum() for candidates in drawn]
-    return [int(count) for (count,) in read(counts)]
+def _decide(
+    questions: Mapping[int, Question], drawn: Mapping[int, Candidates]
+) -> dict[int, tuple[LayerPlan, Candidates]]:
+    """The plans of a layer, and its candidates that are not excluded, by one read for all rows.
+
+    A row that stops here has neither.
+    """
+    if not questions:
+        return {}
+    counts = [(drawn[number].ranks_K > float("-inf")).sum() for number in questions]
+    values = read(counts + [tensor for question in questions.values() for tensor in question.tensors])
+    answers = iter(values[len(counts) :])
+    plans = {}
+    for (number, question), (count,) in zip(questions.items(), values[: len(counts)], strict=True):
+        plan = question.decide([next(answers) for _ in question.tensors])
+        if plan is not None:
+            plans[number] = plan, drawn[number].first(min(int(count), plan.draft_width))
+    return plans
 
 
 def _draft_noise(row: Row, beams: Beams, tokens_V: torch.Tensor) -> torch.Tensor | None:

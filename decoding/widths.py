@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -82,6 +82,30 @@ class BlockPlanner(Protocol):
 
     def next_layer(self, view: LayerView) -> LayerPlan | None:
         """The widths of the next layer, or None to stop drafting and verify."""
+        ...
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a planner wants to know from the device before it decides about a layer.
+
+    Attributes:
+        tensors: to be read.
+        draft_width: most candidates that the layer may get.
+        decide: takes the values of ``tensors``, flattened, and gives what `BlockPlanner.next_layer` would.
+    """
+
+    tensors: Sequence[torch.Tensor]
+    draft_width: int
+    decide: Callable[[Sequence[list[float]]], LayerPlan | None]
+
+
+@runtime_checkable
+class AskingPlanner(Protocol):
+    """A planner that can leave the reading to others: where reads cost a wait, one serves all prompts of a layer."""
+
+    def ask(self, view: LayerView) -> Question | None:
+        """In place of `BlockPlanner.next_layer`: None stops at once."""
         ...
 
 

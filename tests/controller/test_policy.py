@@ -14,7 +14,7 @@ from beamwise.controller.predictor import PredictorConfig, WidthPredictor
 from beamwise.decoding.errors import ConfigError
 from beamwise.decoding.features import CONTEXT_NAMES, FEATURE_NAMES
 from beamwise.decoding.generate import SpeculativeBeams
-from beamwise.decoding.widths import LayerPlan, LayerView
+from beamwise.decoding.widths import AskingPlanner, LayerPlan, LayerView
 
 EDGES = (2, 4, 8)
 PROFILE = LatencyProfile((1, 2, 4, 8, 16, 32), (20.0, 20.5, 21.0, 23.0, 27.0, 35.0), (2.0,) * 6)
@@ -60,6 +60,20 @@ def plan(policy: LearnedWidth, views: Views) -> list[LayerPlan]:
         plans.append(chosen)
 
 
+def plan_by_asking(policy: LearnedWidth, views: Views) -> list[LayerPlan]:
+    planner = policy.start_block(views.num_beams)
+    assert isinstance(planner, AskingPlanner)
+    plans: list[LayerPlan] = []
+    while True:
+        parents = plans[-1].draft_width if plans else views.num_beams
+        question = planner.ask(views.view(len(plans), parents))
+        chosen = question and question.decide([tensor.tolist() for tensor in question.tensors])
+        if question is None or chosen is None:
+            return plans
+        assert chosen.draft_width <= question.draft_width
+        plans.append(chosen)
+
+
 def settle(policy: LearnedWidth, views: Views, blocks: int = 200) -> list[LayerPlan]:
     for _ in range(blocks):
         plans = plan(policy, views)
@@ -96,6 +110,19 @@ def test_the_full_network_may_still_refuse() -> None:
     views = Views(2)
     assert plan(LearnedWidth(constant_predictor(SURE[0], HOPELESS), PROFILE), views) == []
     assert views.drafts == 1
+
+
+def test_asking_the_device_plans_as_the_full_network_does() -> None:
+    """Without the prior: the draft runs wherever a certain layer would be worth it."""
+    for full in (SURE, HOPELESS):
+        policies = [LearnedWidth(constant_predictor(SURE[0], full), PROFILE, max_gamma=3) for _ in range(2)]
+        told, asked = Views(2), Views(2)
+        for _ in range(20):
+            assert plan_by_asking(policies[1], asked) == plan(policies[0], told)
+        assert asked.drafts == told.drafts
+    dear = Views(2)
+    assert plan_by_asking(LearnedWidth(constant_predictor(SURE[0], SURE), DEAR_DRAFT), dear) == []
+    assert dear.drafts == 0
 
 
 def test_limits() -> None:

@@ -9,6 +9,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from beamwise.controller.latency import LatencyProfile
+from beamwise.controller.policy import LearnedWidth
+from beamwise.controller.predictor import PredictorConfig, WidthPredictor
+from beamwise.decoding import drafting
 from beamwise.decoding.draft_model import build_draft
 from beamwise.decoding.drafter_choice import DrafterName
 from beamwise.decoding.engine import Engine
@@ -63,7 +67,8 @@ class Reads(TorchDispatchMode):
 @pytest.fixture
 def looking_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where a read costs a wait."""
-    monkeypatch.setattr("beamwise.decoding.verify.reads_are_free", lambda device: False)
+    for module in ("verify", "drafting"):
+        monkeypatch.setattr(f"beamwise.decoding.{module}.reads_are_free", lambda device: False)
 
 
 @pytest.fixture
@@ -135,6 +140,42 @@ def test_one_wait_per_block_and_one_per_drafted_layer(
     )
     assert len(steps) >= 5
     assert all(reads <= 1 + layers for reads, layers in steps), steps
+
+
+@pytest.mark.parametrize("mode", ["exact", "dynamic"])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_the_controller_decides_in_the_same_waits(
+    mode: Any,
+    batch_size: int,
+    steps: list[tuple[int, int]],
+    looking_ahead: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One per block and one for each layer that it decides about, the one where it stops included."""
+    torch.manual_seed(3)
+    decisions: list[int] = []
+    decide = drafting._decide
+
+    def counted(questions: Any, drawn: Any) -> Any:
+        decisions.append(len(questions))
+        return decide(questions, drawn)
+
+    monkeypatch.setattr(drafting, "_decide", counted)
+    predictor = WidthPredictor(PredictorConfig(max_width=4, edges=(2, 4, 8), hidden=4))
+    profile = LatencyProfile((1, 32), (20.0, 22.0), (0.5, 0.6))
+    target = make_tiny_llama(11, vocab_size=VOCAB, layers=3)
+    beams = SpeculativeBeams(
+        draft_model=build_draft(target, "pruned", [0, 2], torch.arange(1, VOCAB, 2)),
+        drafter="model",
+        policy=LearnedWidth(predictor, profile, mode, max_gamma=3),
+        width_mode=mode,
+        batch_size=batch_size,
+    )
+    prompts = torch.tensor([[3, 4, 5, 6], [9, 8, 7, 6], [2, 2, 2, 2]])
+    cast(Any, target).generate(prompts, num_beams=4, max_new_tokens=16, custom_generate=beams)
+    assert sum(layers for _, layers in steps) >= 5
+    assert all(reads <= 2 + layers for reads, layers in steps), steps
+    assert sum(reads for reads, _ in steps) <= len(steps) + sum(asked > 0 for asked in decisions)
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
