@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # through the symlinks, so that relative imports resolve inside the package beamwise
 SOURCES := src/beamwise/decoding/ src/beamwise/controller/ src/beamwise/train/ src/beamwise/benchmarks/ src/beamwise tests
 
-.PHONY: install demo test lint clean
+.PHONY: install demo test soak lint clean
 
 install: $(STAMP)
 
@@ -27,6 +27,12 @@ lint: $(STAMP)
 
 test: lint
 	$(BIN)/pytest -n 2 --dist loadgroup
+
+# hours: fuzzed inputs, killed runs, memory over time; `make test` has short versions of all three
+soak: $(STAMP)
+	$(BIN)/python -m tests.fuzz --count 10000
+	$(BIN)/python -m tests.fuzz.kills --kills 50
+	$(BIN)/python -m beamwise.benchmarks.soak --minutes 60
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

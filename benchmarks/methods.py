@@ -16,8 +16,8 @@ from typing import Any, cast
 import torch
 
 from beamwise.api import SpeculativeBeams
+from beamwise.commands.controllers import controller_limit
 from beamwise.commands.decode import cut_at_eos, pad_left
-from beamwise.commands.generate import controller_limit
 from beamwise.commands.loading import Models
 from beamwise.decoding.engine import BlockRecord
 from beamwise.decoding.errors import ConfigError

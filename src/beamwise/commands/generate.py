@@ -18,8 +18,9 @@ from beamwise.decoding.config import DecodeConfig
 from beamwise.decoding.errors import ConfigError
 from beamwise.decoding.prompts import Prompt, check_text, encode_prompt, read_prompts
 
+from .controllers import choose_controller
 from .journal import finish_output, open_journal
-from .loading import load_models, shipped_controller, silence_libraries
+from .loading import load_models, silence_libraries
 from .output import check_writable
 from .stopping import StopRequests
 
@@ -233,33 +234,6 @@ def generate(options: GenerateOptions) -> None:
                 json.dumps(_record(prompt, outcome, seed), ensure_ascii=False)
             )
     finish_output(options.out, lines, len(prompts), stop.signum, journal)
-
-
-def choose_controller(options: GenerateOptions) -> str | None:
-    """The controller to plan with, or None for fixed widths or the paper's rule.
-
-    Raises:
-        ConfigError: a controller beside the fixed widths or the rule that it would replace.
-    """
-    fixed = options.gamma is not None or options.draft_width is not None or options.threshold is not None
-    if fixed and options.quality is not None:
-        raise ConfigError("--quality is for a controller: leave out --gamma, --draft-width and --threshold")
-    if options.controller == "none":
-        return None
-    if options.controller != "default":
-        if fixed:
-            raise ConfigError("--controller replaces --gamma, --draft-width and --threshold: give one or the other")
-        return options.controller
-    shipped = not fixed and options.draft == "default" and options.drafter in ("auto", "union")
-    controller = shipped_controller(options.target) if shipped else None
-    return controller if controller is not None and options.num_beams <= controller_limit(controller) else None
-
-
-def controller_limit(controller: str) -> int:
-    """Most beams that a controller learnt to plan for."""
-    from beamwise.controller.checkpoint import Controller
-
-    return max(Controller.from_pretrained(controller).info.num_beams)
 
 
 def _gather_prompts(options: GenerateOptions) -> list[Prompt]:
