@@ -20,6 +20,7 @@ from beamwise.decoding.widths import BlockPlanner, LayerPlan, LayerView, Questio
 
 from .latency import LatencyProfile
 from .predictor import WidthPredictor
+from .trust import PromptTrust
 
 _MEMORY = 0.98
 """Share of the running sums that the next block keeps: the rate looks back about 50 blocks."""
@@ -82,6 +83,8 @@ class LearnedWidth:
     w beams is worth 1 - quality * (1/w - 1/W) / (1 - 1/W) layers of W beams, since the likelihood of the result grows
     with the width in about this way. (A threshold on the probability, as in the paper, keeps the narrowest width
     wherever the cheapest draft reaches it: replayed, it gave no choice between speed and quality.)
+
+    Where a prompt is unlike those that the networks learnt from, its own layers tell (`trust`).
 
     The policy keeps running averages, so its plans depend on what it decoded before; in exact mode the output does not.
 
@@ -218,30 +221,39 @@ class _LearnedPlanner:
     def __init__(self, policy: LearnedWidth, ledger: _Ledger) -> None:
         self.policy = policy
         self.ledger = ledger
+        self.trust = PromptTrust()
         self.reach = 1.0
         self.tokens = 0
 
     def next_layer(self, view: LayerView) -> LayerPlan | None:
-        policy, ledger = self.policy, self.ledger
         if not self._may_go_on(view):
             return None
-        answer, settle = self._choose(view, view.context_features, "prior")
-        if settle(answer.tolist()).value <= ledger.rate * policy.draft_ms(view.num_parents):
+        policy, trust = self.policy, self.trust
+        prior_WJ = policy.rows(view.context_features, view.num_beams, "prior")
+        answer, settle = self._choose(prior_WJ, trust.prior.factor * trust.full.factor)
+        hope = settle(answer.tolist())
+        if hope.value <= self.ledger.rate * policy.draft_ms(view.num_parents):
             return None
-        answer, settle = self._choose(view, view.features, "full")
+        full_WJ = policy.rows(view.features, view.num_beams, "full")
+        cell = hope.width - 1, policy.draft_widths.index(hope.draft_width)
+        trust.prior.add(float(prior_WJ[cell]), float(full_WJ[cell]))
+        answer, settle = self._choose(full_WJ, trust.full.factor)
         return self._settle(view, settle(answer.tolist()))
 
     def ask(self, view: LayerView) -> Question | None:
         """The choice of the full network alone: asking the prior first would add a wait to every layer."""
         if not self._may_go_on(view):
             return None
-        answer, settle = self._choose(view, view.features, "full")
+        probs_WJ = self.policy.rows(view.features, view.num_beams, "full")
+        answer, settle = self._choose(probs_WJ, self.trust.full.factor)
         return Question([answer], self.policy.draft_widths[-1], lambda values: self._settle(view, settle(values[0])))
 
     def _may_go_on(self, view: LayerView) -> bool:
         """Whether a layer that is certain to be covered would be worth the draft's forward."""
         policy, ledger = self.policy, self.ledger
         if view.layer == 0:
+            self.trust = view.notes.setdefault("trust", self.trust)
+            self.trust.begin(view.outcomes)
             self.tokens = view.num_parents
             ledger.begin(policy.target_ms(self.tokens) + policy.profile.block_ms)
         return view.layer < policy.max_gamma and self.reach > ledger.rate * policy.draft_ms(view.num_parents)
@@ -252,13 +264,11 @@ class _LearnedPlanner:
         if choice.value <= 0.0:
             self.ledger.add(0.0, draft_ms)
             return None
+        self.trust.planned.append(min(choice.success / self.trust.full.factor, 1.0))  # as the network gave it
         self.reach *= choice.success
         self.tokens += choice.draft_width
         self.ledger.add(self.reach, draft_ms + choice.target_ms)
         return LayerPlan(view.num_beams if policy.mode == "exact" else choice.width, choice.draft_width)
 
-    def _choose(
-        self, view: LayerView, features: torch.Tensor, stage: Literal["prior", "full"]
-    ) -> tuple[torch.Tensor, Callable[[Sequence[float]], Choice]]:
-        probs = self.policy.rows(features, view.num_beams, stage)
-        return self.policy.choose(probs, self.tokens, self.reach, self.ledger.rate)
+    def _choose(self, probs_WJ: torch.Tensor, trust: float) -> tuple[torch.Tensor, Callable[[Sequence[float]], Choice]]:
+        return self.policy.choose((probs_WJ * trust).clamp_max(1.0), self.tokens, self.reach, self.ledger.rate)

@@ -109,6 +109,8 @@ class _Frontier:
             lambda: context_features(state()),
             lambda: layer_features(state(), stage.log_probs(self)[0], view.context_features),
             self.row.generated,
+            self.row.history.outcomes,
+            self.row.notes,
         )
         if isinstance(self.planner, AskingPlanner) and not reads_are_free(self.row.forest.device):
             return self.planner.ask(view)

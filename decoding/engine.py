@@ -195,8 +195,8 @@ class Engine:
         row.stats.layers += len(verification.layers)
         row.stats.widths += sum(layer.width for layer in verification.layers)
         row.live = verification.live.best(row.request.config.carry_beams)
-        covered = sum(layer.covered for layer in verification.layers)
-        row.history = row.history.updated(drafted, covered, verification.log_probs_LV)
+        outcomes = tuple(layer.covered for layer in verification.layers if layer.drafted)
+        row.history = row.history.updated(drafted, outcomes, verification.log_probs_LV)
         if row.finished.done:
             self._pool.clear(row.index)
             if self.drafter is not None:

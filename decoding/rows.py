@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -51,6 +52,7 @@ class History:
         acceptance: running average of the share of drafted layers that were covered; 0.5 before any block.
         depth: running average of the layers covered per block that drafted any.
         blocks: blocks so far.
+        outcomes: of the last block's drafted layers that were reached, whether each was covered.
         log_probs_LV: the target's processed log-probabilities, (L, V), at the live beams' parents; empty at first.
     """
 
@@ -58,6 +60,7 @@ class History:
     acceptance: float = 0.5
     depth: float = 0.0
     blocks: int = 0
+    outcomes: tuple[bool, ...] = ()
 
     @cached_property
     def root_summary(self) -> torch.Tensor:
@@ -65,18 +68,24 @@ class History:
         device = self.log_probs_LV.device
         return summarise_root(self.log_probs_LV if self.log_probs_LV.numel() else None, device)
 
-    def updated(self, drafted: int, covered: int, log_probs_LV: torch.Tensor, rate: float = 0.2) -> History:
-        """The history after a block that drafted and covered so many layers and ended with these log-probabilities."""
-        acceptance, depth = self.acceptance, self.depth
+    def updated(
+        self, drafted: int, outcomes: tuple[bool, ...], log_probs_LV: torch.Tensor, rate: float = 0.2
+    ) -> History:
+        """The history after a block that drafted so many layers, with these outcomes and last log-probabilities."""
+        acceptance, depth, covered = self.acceptance, self.depth, sum(outcomes)
         if drafted:
             acceptance += rate * (covered / drafted - acceptance)
             depth += rate * (covered - depth)
-        return History(log_probs_LV, acceptance, depth, self.blocks + 1)
+        return History(log_probs_LV, acceptance, depth, self.blocks + 1, outcomes)
 
 
 @dataclass
 class Row:
-    """A prompt in the pool."""
+    """A prompt in the pool.
+
+    Attributes:
+        notes: whatever the width policy wants to remember about this prompt.
+    """
 
     index: int
     request: Request
@@ -85,6 +94,7 @@ class Row:
     finished: FinishedBeams
     history: History
     stats: DecodeStats = field(default_factory=DecodeStats)
+    notes: dict[str, Any] = field(default_factory=dict)
 
     @property
     def generated(self) -> int:

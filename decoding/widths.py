@@ -7,9 +7,9 @@ A policy is asked once per layer, before that layer's candidates are drawn, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -57,6 +57,8 @@ class LayerView:
         compute_context: computes the features that are known without running the draft at this layer.
         compute_features: runs the draft, if it has not run yet, and computes all features.
         position: tokens generated so far at the block's start.
+        outcomes: of the drafted layers of this prompt's last block that were reached, whether each was covered.
+        notes: the policy's own, about this prompt: what it puts there it finds again in later blocks.
     """
 
     layer: int
@@ -65,6 +67,8 @@ class LayerView:
     compute_context: Callable[[], torch.Tensor]
     compute_features: Callable[[], torch.Tensor]
     position: int = 0
+    outcomes: Sequence[bool] = ()
+    notes: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def context_features(self) -> torch.Tensor:
