@@ -30,6 +30,7 @@ class LatencyProfile:
         draft_ms: of one draft forward; all zero for drafters without a model.
         layer_ms: of everything else that a drafted layer costs (drawing candidates, growing the forest).
         block_ms: of everything else that a block costs (verification, pruning).
+        call_ms: of everything else that a prompt costs (preparing the call, packing its output).
         device: where it was measured.
         source: how, or where it was published.
 
@@ -42,6 +43,7 @@ class LatencyProfile:
     draft_ms: tuple[float, ...]
     layer_ms: float = 0.0
     block_ms: float = 0.0
+    call_ms: float = 0.0
     device: str = ""
     source: str = ""
 
@@ -50,9 +52,10 @@ class LatencyProfile:
             raise ConfigError("A latency profile needs tokens, target_ms and draft_ms of the same length, at least 1")
         if self.tokens[0] < 1 or sorted(set(self.tokens)) != list(self.tokens):
             raise ConfigError(f"A latency profile's tokens are {self.tokens}: they must increase from at least 1")
-        if not all(map(math.isfinite, (*self.tokens, *self.target_ms, *self.draft_ms, self.layer_ms, self.block_ms))):
+        times = (*self.target_ms, *self.draft_ms, self.layer_ms, self.block_ms, self.call_ms)
+        if not all(map(math.isfinite, (*self.tokens, *times))):
             raise ConfigError("A latency profile has values that are not finite")
-        if min(*self.target_ms, *self.draft_ms, self.layer_ms, self.block_ms) < 0 or max(self.target_ms) <= 0:
+        if min(times) < 0 or max(self.target_ms) <= 0:
             raise ConfigError("A latency profile has negative milliseconds, or a target that costs nothing")
 
     def target(self, tokens: int) -> float:
@@ -79,7 +82,7 @@ class LatencyProfile:
             raise FormatError(f"The {where} must have tokens, target_ms, draft_ms and of {sorted(names)} nothing else")
         try:
             columns = {name: tuple(float(value) for value in raw[name]) for name in ("target_ms", "draft_ms")}
-            numbers = {name: float(raw[name]) for name in ("layer_ms", "block_ms") if name in raw}
+            numbers = {name: float(raw[name]) for name in ("layer_ms", "block_ms", "call_ms") if name in raw}
             texts = {name: str(raw[name]) for name in ("device", "source") if name in raw}
             return cls(tokens=tuple(int(value) for value in raw["tokens"]), **columns, **numbers, **texts)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError) as error:
@@ -101,11 +104,23 @@ class LatencyProfile:
         Raises:
             FormatError: the file cannot be read or is no profile.
         """
-        try:
-            raw = yaml.safe_load(Path(path).read_text())  # JSON is YAML
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise FormatError(f"'{path}' cannot be read as a latency profile: {error}") from error
-        return cls.from_dict(raw, f"latency profile '{path}'")
+        return cls.from_dict(read_yaml(path, "latency profile"), f"latency profile '{path}'")
+
+
+def read_yaml(path: str | os.PathLike[str], what: str) -> Any:
+    """The content of a JSON or YAML file (JSON is YAML).
+
+    Args:
+        path: of the file.
+        what: it should be, for the message.
+
+    Raises:
+        FormatError: it cannot be read, or is neither.
+    """
+    try:
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise FormatError(f"'{path}' cannot be read as a {what}: {error}") from error
 
 
 def _interpolate(counts: Sequence[int], values: Sequence[float], tokens: int) -> float:

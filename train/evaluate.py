@@ -12,9 +12,10 @@ from beamwise.controller.latency import LatencyProfile
 from beamwise.decoding.errors import ConfigError, InputError
 from beamwise.decoding.widths import FixedWidth
 
-from .replay import LoggedBlock, Replayed, load_blocks, observation_odds, replay, replay_oracle
+from .hindsight import replay_oracle
+from .replay import LoggedBlock, Replayed, load_blocks, observation_odds, replay
 
-_LEAST_BLOCKS = 20
+LEAST_BLOCKS = 20
 """Kinds of decoding with fewer blocks than these are left out: nothing could be said about them."""
 
 
@@ -26,7 +27,7 @@ class GroupResult:
         off: without speculation.
         fixed: the fixed setting that was best on training prompts.
         learned: the controller.
-        oracle: hindsight (see `replay.replay_oracle` for what it takes on trust).
+        oracle: hindsight (see `replay_oracle` for what it takes on trust).
         grid: every fixed setting, by "gamma x m".
         setting: name of the fixed setting chosen.
     """
@@ -111,28 +112,51 @@ def evaluate(
     profile = profile if profile is not None else controller.info.profile
     if profile is None:
         raise ConfigError("This controller has no latency profile: measure one with beamwise profile and give it")
-    split = {"fractions": (0.15, 0.2), "seed": 0, **controller.info.training.get("split", {})}
-    fractions = split["fractions"] if fractions is None else fractions
-    seed = split["seed"] if seed is None else seed
+    trained_on = training_split(controller)
+    fractions = trained_on[0] if fractions is None else fractions
+    seed = trained_on[1] if seed is None else seed
     train_blocks = load_blocks(folders, "train", fractions, seed)
     test_blocks = load_blocks(folders, "test", fractions, seed)
     groups = {}
     for name in sorted({block.group for block in test_blocks}):
         train, test = ([b for b in blocks if b.group == name] for blocks in (train_blocks, test_blocks))
-        if min(len(train), len(test)) >= _LEAST_BLOCKS:
-            groups[name] = _evaluate_group(train, test, controller, profile)
+        if min(len(train), len(test)) >= LEAST_BLOCKS:
+            groups[name] = evaluate_group(train, test, controller, profile)
     if not groups:
-        raise InputError(f"{', '.join(folders)}: fewer than {_LEAST_BLOCKS} blocks of any kind: collect more traces")
+        raise InputError(f"{', '.join(folders)}: fewer than {LEAST_BLOCKS} blocks of any kind: collect more traces")
     return Evaluation(groups)
 
 
-def _evaluate_group(
+def training_split(controller: Controller) -> tuple[Sequence[float], int]:
+    """Fractions of validation and test prompts, and the seed, of a controller's training; else those of any."""
+    split = {"fractions": (0.15, 0.2), "seed": 0, **controller.info.training.get("split", {})}
+    return split["fractions"], split["seed"]
+
+
+def evaluate_group(
     train: list[LoggedBlock], test: list[LoggedBlock], controller: Controller, profile: LatencyProfile
 ) -> GroupResult:
-    network, depth = controller.network, len(test[0].needed)
+    """Replay blocks of one kind under every policy.
+
+    Args:
+        train: blocks on which the fixed setting is chosen.
+        test: blocks on which all are judged, deepest first.
+        controller: to judge; its plan is made for ``profile``.
+        profile: prices the plans.
+
+    Raises:
+        ConfigError: more beams than the controller has learned from.
+        InputError: too few candidates were drafted to cover the beams.
+    """
+    network, depth, num_beams = controller.network, len(test[0].needed), test[0].num_beams
+    controller.policy(profile).start_block(num_beams)  # refuses more beams than it has learned from
     most = min(len(observation_odds(train)), len(observation_odds(test))) - 1
     edges = [edge for edge in network.config.edges if edge <= most]
-    wide = [edge for edge in edges if edge >= test[0].num_beams]
+    wide = [edge for edge in edges if edge >= num_beams]
+    if not wide:
+        raise InputError(
+            f"The traces drafted at most {most} candidates for {num_beams} beams: collect with wider --draft-widths"
+        )
     settings = {f"{gamma}x{width}": FixedWidth(gamma, width) for gamma, width in product(range(1, depth + 1), wide)}
     off = FixedWidth(0, 1)
     rates = {name: replay(train, policy, profile, network).rate for name, policy in settings.items()}

@@ -168,6 +168,8 @@ class Replayed:
         ms: milliseconds per block, by the profile.
         depth: layers drafted per block.
         blocks: blocks that it planned.
+        tails: share of the blocks that advance more than 1, 2, … layers.
+        layer_ms: what each drafted layer adds to the block's milliseconds.
     """
 
     layers: float
@@ -175,6 +177,8 @@ class Replayed:
     ms: float
     depth: float
     blocks: int
+    tails: tuple[float, ...] = ()
+    layer_ms: tuple[float, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -202,20 +206,20 @@ def replay(
     probs, edges = predict_blocks(blocks, predictor), predictor.config.edges
     plans = [plan_block(block, policy, profile, probs[index], edges) for index, block in enumerate(blocks)]
     odds = observation_odds(blocks)
-    layers, expected, depth = 1.0, 1.0, 0.0
-    ms = float(np.mean([plan.base_ms for plan in plans]))
+    expected, depth = 1.0, 0.0
+    tails, layer_ms = list[float](), list[float]()
     for layer in range(max(len(block.needed) for block in blocks)):
         logged = [(block, plan) for block, plan in zip(blocks, plans, strict=True) if len(block.needed) > layer]
         drafting = [(block, plan) for block, plan in logged if len(plan.draft_widths) > layer]
         follows = [_follow(block, plan.draft_widths[: layer + 1], odds) for block, plan in drafting]
         weights = sum(weight for weight, _ in follows)
-        if weights > 0.0:
-            share = len(drafting) / len(logged)
-            layers += share * sum(weight * covered for weight, covered in follows) / weights
-        ms += float(np.mean([plan.layer_ms[layer] for _, plan in logged]))
+        covered = sum(weight * covered for weight, covered in follows) / weights if weights > 0.0 else 0.0
+        tails.append(covered * len(drafting) / len(logged))
+        layer_ms.append(float(np.mean([plan.layer_ms[layer] for _, plan in logged])))
         expected += float(np.mean([plan.reach[layer] for _, plan in logged]))
         depth += len(drafting) / len(logged)
-    return Replayed(layers, expected, ms, depth, len(blocks))
+    ms = float(np.mean([plan.base_ms for plan in plans])) + sum(layer_ms)
+    return Replayed(1.0 + sum(tails), expected, ms, depth, len(blocks), tuple(tails), tuple(layer_ms))
 
 
 def _follow(block: LoggedBlock, widths: Sequence[int], odds: np.ndarray) -> tuple[float, bool]:
@@ -228,59 +232,3 @@ def _follow(block: LoggedBlock, widths: Sequence[int], odds: np.ndarray) -> tupl
         if not 0 < needed <= width:
             return weight, False
     return weight, True
-
-
-def replay_oracle(
-    blocks: Sequence[LoggedBlock], profile: LatencyProfile, predictor: WidthPredictor, seed: int = 0
-) -> Replayed:
-    """Hindsight: every block drafts just what turns out to be accepted, as deep as it pays.
-
-    What the log does not know (how many candidates a layer would have needed that too few were drafted for, and all
-    layers after it) is drawn from the predictor, so this is as good an estimate as the predictor is calibrated. Only
-    blocks of the greatest depth count. Draft widths are rounded up to the edges and limited to the widest logged, as
-    for every other policy.
-    """
-    deepest = max(len(block.needed) for block in blocks)
-    blocks = [block for block in blocks if len(block.needed) == deepest]
-    widest = len(observation_odds(blocks)) - 1
-    edges = [edge for edge in predictor.config.edges if edge <= widest]
-    generator = np.random.default_rng(seed)
-    choices = []
-    for block, probs_DJ in zip(blocks, predict_blocks(blocks, predictor), strict=True):
-        options = [(1.0, profile.block_ms + profile.target(block.roots))]
-        parents, tokens, draft_ms = block.roots, block.roots, 0.0
-        for needed in _impute(block, probs_DJ[:, : len(edges)], edges, generator):
-            draft_ms += profile.draft(parents) + profile.layer_ms
-            parents = needed
-            tokens += parents
-            options.append((len(options) + 1.0, profile.block_ms + draft_ms + profile.target(tokens)))
-        choices.append(options)
-    rate, layers, ms = 0.0, 1.0, 1.0
-    for _ in range(20):  # Dinkelbach's iteration: the best rate is a fixed point
-        best = [max(options, key=lambda option: option[0] - rate * option[1]) for options in choices]
-        layers, ms = (float(np.mean([option[item] for option in best])) for item in (0, 1))
-        if abs(layers / ms - rate) < 1e-12:
-            break
-        rate = layers / ms
-    return Replayed(layers, layers, ms, layers - 1.0, len(choices))
-
-
-def _impute(
-    block: LoggedBlock, probs_DJ: np.ndarray, edges: Sequence[int], generator: np.random.Generator
-) -> list[int]:
-    """Candidates needed (rounded up to an edge) at each layer up to the first that no edge covers."""
-    path: list[int] = []
-    known = True
-    for logged, needed, probs_J in zip(block.draft_widths, block.needed, probs_DJ, strict=True):
-        if known and needed > 0:
-            column = int(np.searchsorted(edges, needed))
-        else:
-            tried = int(np.searchsorted(edges, logged, side="right")) if known else 0
-            known = False
-            failed = float(probs_J[tried - 1]) if tried else 0.0
-            column = int(np.searchsorted(probs_J, failed + (1.0 - failed) * generator.random()))
-            column = max(column, tried)
-        if column >= len(edges):
-            break
-        path.append(edges[column])
-    return path

@@ -63,6 +63,11 @@ COMMANDS = {
         "commands.evaluate:evaluate",
         "commands.evaluate:EvaluateOptions",
     ),
+    "simulate": Command(
+        "Predict the speed of every width policy on a device, from traces.",
+        "commands.simulate:simulate",
+        "commands.simulate:SimulateOptions",
+    ),
     "bench": Command(
         "Measure ways to decode side by side, and report.", "commands.bench:bench", "commands.bench:BenchOptions"
     ),

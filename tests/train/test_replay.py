@@ -15,7 +15,8 @@ from beamwise.decoding.errors import ConfigError, InputError
 from beamwise.decoding.features import FEATURE_NAMES
 from beamwise.decoding.widths import FixedWidth
 from beamwise.train.evaluate import evaluate
-from beamwise.train.replay import LoggedBlock, load_blocks, observation_odds, replay, replay_oracle
+from beamwise.train.hindsight import replay_oracle
+from beamwise.train.replay import LoggedBlock, load_blocks, observation_odds, replay
 
 from .synthetic import SyntheticWorld
 
@@ -76,6 +77,8 @@ def test_hindsight_by_hand(controller: Controller) -> None:
     assert found.layers == 3.0
     drafts = PROFILE.draft(1) + PROFILE.draft(3) + 2 * PROFILE.layer_ms
     assert found.ms == pytest.approx(PROFILE.block_ms + drafts + PROFILE.target(1 + 3 + 8))
+    assert found.tails == (1.0, 1.0)
+    assert found.ms - sum(found.layer_ms) == pytest.approx(PROFILE.block_ms + PROFILE.target(1))
     dear = LatencyProfile((1, 64), (20.0, 50.0), (90.0, 90.0))
     assert replay_oracle([block], dear, controller.network).layers == 1.0
 

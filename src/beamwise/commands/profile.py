@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from beamwise.decoding.errors import ConfigError
 from .loading import Models, load_models, silence_libraries
 
 if TYPE_CHECKING:
+    import torch
+
     from beamwise.controller.latency import LatencyProfile
     from beamwise.decoding.config import RunnerName
     from beamwise.decoding.drafters import Drafter
@@ -98,8 +101,8 @@ def measure_profile(
         if source is not None and models.draft is not None:
             draft_forward = _draft_forward(source, context, capacity, runner)
         forwards = measure(target_forward, draft_forward, tokens, repeats, synchronise, device=name)
-    layer_ms, block_ms = _overheads(models, source, runner)
-    return dataclasses.replace(forwards, layer_ms=layer_ms, block_ms=block_ms)
+    layer_ms, block_ms, call_ms = _overheads(models, source, runner)
+    return dataclasses.replace(forwards, layer_ms=layer_ms, block_ms=block_ms, call_ms=call_ms)
 
 
 def _target_forward(pool: Any, context: int) -> Callable[[int], object]:
@@ -144,24 +147,38 @@ def _draft_forward(source: Drafter, context: int, capacity: int, runner: RunnerN
     return forward
 
 
-def _overheads(models: Models, source: Drafter | None, runner: RunnerName) -> tuple[float, float]:
-    """Milliseconds besides the forwards: of a drafted layer, and of a block that drafts none."""
+def _overheads(models: Models, source: Drafter | None, runner: RunnerName) -> tuple[float, float, float]:
+    """Milliseconds besides the forwards: of a drafted layer, of a block that drafts none, and of a call."""
+    import torch
+
+    per_block, per_call = {}, 0.0
+    vocab_size = models.target.config.get_text_config().vocab_size
+    prompt = torch.arange(100, device=models.target.device).unsqueeze(0) % vocab_size
+    for gamma in (0, 4):
+        seconds, blocks, wall = _clocked_call(models, source, runner, gamma, prompt)
+        per_block[gamma] = 1e3 * seconds["other"] / blocks
+        per_call = 1e3 * (wall - sum(seconds.values()))
+    return max(per_block[4] - per_block[0], 0.0) / 4, per_block[0], max(per_call, 0.0)
+
+
+def _clocked_call(
+    models: Models, source: Drafter | None, runner: RunnerName, gamma: int, prompt: torch.Tensor
+) -> tuple[dict[str, float], int, float]:
+    """Seconds by part of one call, its blocks, and its seconds by the clock; after a call to warm up."""
     import torch
 
     from beamwise.decoding.generate import SpeculativeBeams
 
-    per_block = {}
-    prompt = (
-        torch.arange(100, device=models.target.device).unsqueeze(0) % models.target.config.get_text_config().vocab_size
+    beams = SpeculativeBeams(
+        drafter="none" if source is None else source, gamma=gamma, draft_width=8, runner=runner, measure=True
     )
-    for gamma in (0, 4):
-        beams = SpeculativeBeams(
-            drafter=source if source is not None else "none", gamma=gamma, draft_width=8, runner=runner
-        )
-        blocks = [0]
-        beams.observer = lambda record, blocks=blocks: blocks.__setitem__(0, blocks[0] + 1)
-        beams.measure = True
-        arguments = {"num_beams": 4, "max_new_tokens": 32, "eos_token_id": None, "custom_generate": beams}
+    arguments = {"num_beams": 4, "max_new_tokens": 32, "eos_token_id": None, "custom_generate": beams}
+    before, start = dict[str, float](), 0.0
+    for _ in range(2):
+        before, start = beams.seconds, time.perf_counter()
         models.target.generate(prompt, attention_mask=torch.ones_like(prompt), **arguments)  # type: ignore[operator]
-        per_block[gamma] = 1e3 * beams.seconds["other"] / blocks[0]
-    return max(per_block[4] - per_block[0], 0.0) / 4, per_block[0]
+        if models.target.device.type == "cuda":
+            torch.cuda.synchronize(models.target.device)
+    wall = time.perf_counter() - start
+    seconds = {part: total - before.get(part, 0.0) for part, total in beams.seconds.items()}
+    return seconds, beams.stats.target_forwards, wall
