@@ -27,6 +27,8 @@ from beamwise.decoding.widths import FixedWidth
 
 from .settings import MethodOptions, Output, Setting, UnavailableError, min_width, parse_shape
 
+Observer = Callable[[BlockRecord], None]
+
 
 @dataclass(frozen=True)
 class Decoder:
@@ -35,10 +37,12 @@ class Decoder:
     Attributes:
         decode: decodes a prompt; this call is timed.
         prepare: called before it with the same prompt, and not timed: seeds, hindsight.
+        observe: sets who else is shown the blocks of the engine; None where there is no engine of ours.
     """
 
     decode: Callable[[list[int]], Output]
     prepare: Callable[[list[int]], None] = lambda ids: None
+    observe: Callable[[Observer | None], None] | None = None
 
 
 Factory = Callable[[Models, Setting, MethodOptions], Decoder]
@@ -126,9 +130,16 @@ class Acceptance:
 
     def __init__(self) -> None:
         self.cells: dict[tuple[int, int], list[int]] = {}
+        self._other: Observer | None = None
+
+    def tell(self, other: Observer | None) -> None:
+        """Show the blocks to another observer too, or no longer."""
+        self._other = other
 
     def __call__(self, record: BlockRecord) -> None:
         """Take in one block."""
+        if self._other is not None:
+            self._other(record)
         for layer, outcome in enumerate(record.verification.layers):
             if outcome.drafted:
                 cell = self.cells.setdefault((layer, outcome.width), [0, 0])
@@ -155,7 +166,8 @@ def _beamwise(
         measure=setting.device == "cpu",
         **settings,
     )
-    return Decoder(lambda ids: run_beams(models, beams, acceptance, ids, options.arguments(setting)))
+    arguments = options.arguments(setting)
+    return Decoder(lambda ids: run_beams(models, beams, acceptance, ids, arguments), observe=acceptance.tell)
 
 
 def run_beams(

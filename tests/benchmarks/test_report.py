@@ -78,7 +78,9 @@ def test_the_page_is_whole_and_loads_nothing(folder: Path) -> None:
     assert "default-src 'none'" in text
     assert not re.search(r"url\(|@import", text)
     plots = list((folder / "plots").glob("*.png"))
-    assert page.tags.count("img") == len(plots) + 1  # the forest
+    forests = list((folder / FORESTS).glob("*.svg"))
+    assert page.tags.count("img") == len(plots) + len(forests)
+    assert len(forests) == 2  # the one put there, and that of the first prompt
     words = " ".join(page.words)
     for wanted in ("W=2 sampling float32 cpu", "fixed 1xauto", "not measured", "skipped: there is no controller"):
         assert wanted in words

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from beamwise.benchmarks.runner import BenchPrompt, Plan
     from beamwise.benchmarks.settings import Setting
 
-_PASSING = ("out", "data", "prompts", "limit", "devices", "baseline", "wandb")
+_PASSING = ("out", "data", "prompts", "limit", "devices", "baseline", "view", "wandb")
 """Options that may differ when a run is continued; of the prompts their contents are compared instead."""
 
 
@@ -62,6 +62,7 @@ class BenchOptions:
         min_width: Fewest beams at a layer where widths are dynamic.
         quality: The controller's price of narrow layers, 0 to 1.
         lookup_tokens: Tokens that transformers' assisted generation looks up at once.
+        view: So many of the first prompts have their forests drawn at the end of the report.
         wandb: Record summary, table and plots in wandb (as WANDB_MODE says; without it online for who is logged in,
             else offline).
     """
@@ -91,6 +92,7 @@ class BenchOptions:
     min_width: int = 1
     quality: float = 0.5
     lookup_tokens: int = 4
+    view: int = 1
     wandb: bool = False
 
     def __post_init__(self) -> None:
@@ -100,7 +102,7 @@ class BenchOptions:
                 raise ConfigError(f"{name} is {values}: give at least one value, each once")
         for num_beams in self.num_beams:
             DecodeConfig(num_beams=num_beams, max_new_tokens=self.max_new_tokens)  # validates
-        for name in ("limit", "seed"):
+        for name in ("limit", "seed", "view"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name} is {getattr(self, name)}: it must be at least 0")
         for name in ("min_width", "lookup_tokens"):
@@ -121,7 +123,8 @@ def bench(options: BenchOptions) -> Path:
     Raises:
         BeamwiseError: bad input, or another run's folder.
     """
-    from beamwise.benchmarks.report import write_report
+    from beamwise.benchmarks.forest_files import draw_forests
+    from beamwise.benchmarks.report import FORESTS, write_report
     from beamwise.benchmarks.runner import judge, open_folder, run_plan
 
     prompts = select_prompts(options)
@@ -137,6 +140,7 @@ def bench(options: BenchOptions) -> Path:
     with _progress(plan) as on_progress:
         parts = run_plan(plan, folder, load, on_progress)
     rows = judge(parts, prompts, load, plan.settings[0].device)
+    draw_forests(plan, folder / FORESTS, load, options.view)
     report = write_report(folder, plan, parts, rows, asked, options.baseline)
     if options.wandb:
         from beamwise.train.tracking import log_summary

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +22,7 @@ from beamwise.decoding.prompts import Prompt, check_text, encode_prompt, read_pr
 from .controllers import choose_controller
 from .journal import finish_output, open_journal
 from .loading import load_models, silence_libraries
-from .output import check_writable
+from .output import check_writable, open_output
 from .stopping import StopRequests
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class GenerateOptions:
             (these by torch.compile), or auto (graphs on CUDA, else eager). The output is the same but for rounding.
         batch_size: Prompts of a file decoded at once; as one ends, the next one takes its place.
         chat_template: Pass prompts through the tokenizer's chat template, where it has one.
+        view: With --prompt, an SVG file to write: the forest of every block, what was accepted and what was not.
     """
 
     prompt: str | None = None
@@ -126,6 +128,7 @@ class GenerateOptions:
     runner: Literal["auto", "eager", "buckets", "graphs", "compile"] = "auto"
     batch_size: int = 8
     chat_template: bool = True
+    view: str | None = None
 
     def __post_init__(self) -> None:
         DecodeConfig(  # validates
@@ -138,6 +141,8 @@ class GenerateOptions:
         )
         if (self.prompt is None) == (self.prompts is None):
             raise ConfigError("give either --prompt TEXT or --prompts FILE.jsonl")
+        if self.view is not None and self.prompt is None:
+            raise ConfigError("--view draws the forests of one prompt: give it with --prompt TEXT")
         for name in ("temperature", "top_k", "top_p", "seed"):
             if getattr(self, name) is not None and not self.do_sample:
                 option = name.replace("_", "-")
@@ -188,9 +193,12 @@ def generate(options: GenerateOptions) -> None:
     """
     prompts = _gather_prompts(options)
     check_writable(options.out)
+    check_writable(options.view, "--view")
     silence_libraries()
     models = load_models(options.target, options.draft, options.drafter, options.dtype, options.device)
     from beamwise.api import SpeculativeBeams
+    from beamwise.benchmarks.forest import ForestLog
+    from beamwise.benchmarks.forest_svg import draw_forest
 
     from .decode import Meter, check_lengths, decode_prompts
 
@@ -211,6 +219,7 @@ def generate(options: GenerateOptions) -> None:
         if on_progress is not None:
             on_progress(first, 0)
         meter = Meter(on_progress)
+        log = ForestLog(lambda token: str(models.tokenizer.decode([token])))
         beams = SpeculativeBeams(
             draft_model=models.draft,
             drafter=options.drafter,
@@ -219,7 +228,7 @@ def generate(options: GenerateOptions) -> None:
             draft_width=options.draft_width,
             seed=seed,
             batch_size=options.batch_size,
-            observer=meter,
+            observer=meter if options.view is None else partial(_tell, meter, log),
             threshold=0.7 if options.threshold is None else options.threshold,
             quality=0.5 if options.quality is None else options.quality,
             **options.variant(),
@@ -227,6 +236,9 @@ def generate(options: GenerateOptions) -> None:
         wanted = takewhile(lambda _: stop.signum is None, tokens[first:])
         outcomes = decode_prompts(models, beams, meter, wanted, options.generate_arguments(), first)
         for prompt, outcome in zip(prompts[first:], outcomes, strict=False):  # fewer outcomes after a signal
+            if options.view is not None:
+                with open_output(options.view) as file:
+                    file.write(draw_forest(log.blocks, prompt.text))
             if options.prompts is None and options.out is None:
                 print("\n\n".join(outcome.texts))
                 return
@@ -234,6 +246,12 @@ def generate(options: GenerateOptions) -> None:
                 json.dumps(_record(prompt, outcome, seed), ensure_ascii=False)
             )
     finish_output(options.out, lines, len(prompts), stop.signum, journal)
+
+
+def _tell(*to: Any) -> None:
+    """Show a block (the last argument) to several observers."""
+    for observer in to[:-1]:
+        observer(to[-1])
 
 
 def _gather_prompts(options: GenerateOptions) -> list[Prompt]:

@@ -12,8 +12,12 @@ from typing import TextIO
 from beamwise.decoding.errors import ConfigError
 
 
-def check_writable(out: str | None) -> None:
+def check_writable(out: str | None, option: str = "--out") -> None:
     """Refuse an output file that could not be written, before the work is done.
+
+    Args:
+        out: the file.
+        option: that named it.
 
     Raises:
         ConfigError: its folder does not exist or may not be written to, or it is a folder itself.
@@ -22,11 +26,11 @@ def check_writable(out: str | None) -> None:
         return
     path = Path(out)
     if path.is_dir():
-        raise ConfigError(f"--out '{out}' is a folder: give a file name inside it")
+        raise ConfigError(f"{option} '{out}' is a folder: give a file name inside it")
     if not path.parent.is_dir():
-        raise ConfigError(f"--out '{out}': the folder '{path.parent}' does not exist; make it first")
+        raise ConfigError(f"{option} '{out}': the folder '{path.parent}' does not exist; make it first")
     if not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"--out '{out}': the folder '{path.parent}' may not be written to; choose another")
+        raise ConfigError(f"{option} '{out}': the folder '{path.parent}' may not be written to; choose another")
 
 
 @contextmanager
