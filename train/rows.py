@@ -89,7 +89,8 @@ class TraceSource:
     """
 
     def __init__(self, folders: Sequence[str], fractions: Sequence[float], seed: int, cache_rows: int) -> None:
-        if len(fractions) != 2 or min(fractions) <= 0 or sum(fractions) >= 1:
+        numbers = all(isinstance(fraction, int | float) for fraction in fractions)
+        if not numbers or len(fractions) != 2 or min(fractions) <= 0 or sum(fractions) >= 1:
             raise ConfigError(f"fractions are {list(fractions)}: give those of validation and test, below 1 together")
         self.fractions, self.seed = tuple(fractions), seed
         self.shards: list[tuple[str, Shard]] = [

@@ -116,7 +116,8 @@ def test_bad_input(tmp_path: Path, traces: Path) -> None:
     SyntheticWorld(seed=1).write(few, prompts=1)
     with pytest.raises(InputError, match="no layers for the"):
         source(few)
-    with pytest.raises(ConfigError, match="fractions"):
-        TraceSource([str(traces)], (0.5, 0.5), 0, 0)
+    for fractions in ((0.5, 0.5), (0.1, None), (0.1,)):
+        with pytest.raises(ConfigError, match="fractions"):
+            TraceSource([str(traces)], fractions, 0, 0)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="batch_size"):
         TraceData(str(traces), batch_size=0)
