@@ -20,7 +20,7 @@ from beamwise.decoding.trace_schema import MANIFEST, read_manifest
 from .calibration import calibrate
 from .data import TraceData
 from .module import ControllerModule
-from .report import LEARNED, Report, make_report
+from .report import LEARNED, MOST_ROWS, Report, make_report
 from .tracking import RunLogger, log_folder
 
 _MODEL_ROLES = ("target", "draft", "drafter")
@@ -109,7 +109,7 @@ def finish(trainer: Any, module: ControllerModule, data: TraceData, out: str, pr
             module.load_state_dict(best["state_dict"])
     predictor = module.predictor.to("cpu").eval()
     source = data.source
-    calibrate(predictor, source.load("val"))
+    calibrate(predictor, source.load("val", MOST_ROWS))
     report = make_report(predictor, source, folder)
     info = ControllerInfo(
         predictor=predictor.config,

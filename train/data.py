@@ -1,32 +1,45 @@
-"""Traces as batches for training: shuffled, streamed where they are large, shared between processes."""
+"""Traces as batches for training: shuffled, streamed where they are large, shared between processes and workers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from functools import partial
+from typing import Any
 
 import lightning as L
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from beamwise.decoding.errors import ConfigError
+from beamwise.decoding.errors import ConfigError, InputError
 
 from .rows import Rows, Split, TraceSource
 
 
 class TraceBatches(IterableDataset[Rows]):
-    """Batches of one split, the same number on every process of a distributed run.
+    """Batches of one split: every row once per epoch over all processes, as many batches on each of them.
 
-    Every process reads everything and takes its share of the batches, so that none can run out before the others.
+    An epoch is one order of all rows, a function of seed and epoch, cut into equal groups of at most
+    ``batch_size * world_size`` rows. A group is one step: each process takes its share of it, so that several
+    processes take the same steps as one with the same rows per step. Groups differ by one row at most, shares too;
+    so nothing is padded, repeated or dropped. Workers take groups in turn. Every reader reads all shards and decodes
+    its rows of them: that costs reading, and makes the order independent of the number of readers.
 
     Args:
         source: the rows.
         split: which of them.
-        batch_size: rows per batch and process.
+        batch_size: most rows per batch and process (two with batches of one where rows would be left over).
         shuffle_rows: rows shuffled together (training); None keeps the order (evaluation).
         epoch: tells the epoch when an iteration starts; each has its own order.
         rank: number of this process.
         world_size: number of processes.
+
+    Attributes:
+        start: groups that the next iteration leaves out (those before a checkpoint).
+        held: most rows that this reader has held at once.
+
+    Raises:
+        InputError: fewer rows than processes.
     """
 
     def __init__(
@@ -39,46 +52,94 @@ class TraceBatches(IterableDataset[Rows]):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.source, self.split, self.batch_size, self.shuffle_rows = source, split, batch_size, shuffle_rows
+        self.source, self.split, self.shuffle_rows = source, split, shuffle_rows
         self.epoch, self.rank, self.world_size = epoch, rank, world_size
+        self.start = self.held = 0
+        rows = source.counts[split]
+        if rows < world_size:
+            raise InputError(f"The {split} split has {rows} layers for {world_size} processes: use fewer processes")
+        self._groups = min(-(-rows // (batch_size * world_size)), rows // world_size)
 
     def __len__(self) -> int:
-        rows, group = self.source.counts[self.split], self.batch_size * self.world_size
-        if self.shuffle_rows is not None:
-            return max(1, rows // group)
-        return sum(1 for _ in range(self.rank * self.batch_size, rows, group))
+        return self._groups
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For workers that are spawned: they need the epoch, not the trainer."""
+        return {**self.__dict__, "epoch": partial(int, self.epoch())}
 
     def __iter__(self) -> Iterator[Rows]:
-        batches = self._batches()
-        if self.shuffle_rows is None:
-            yield from (batch for index, batch in enumerate(batches) if index % self.world_size == self.rank)
-            return
-        for _, *group in zip(range(len(self)), *[batches] * self.world_size, strict=False):
-            yield group[self.rank]
+        worker = get_worker_info()
+        step, offset = (1, 0) if worker is None else (worker.num_workers, worker.id)
+        for number, (rows, index) in enumerate(self._cut()):
+            if number >= self.start and (number - self.start) % step == offset:
+                yield rows.pick(torch.tensor_split(index, self.world_size)[self.rank])
 
-    def _batches(self) -> Iterator[Rows]:
-        """All batches of all processes; the last one may be small."""
-        held: list[Rows] = []
+    def _end(self, group: int) -> int:
+        """Rows up to the end of a group."""
+        return (group + 1) * self.source.counts[self.split] // self._groups
+
+    def _cut(self) -> Iterator[tuple[Rows, torch.Tensor]]:
+        """All groups in order: rows held at the moment, and the group's places in them."""
         generator = torch.Generator().manual_seed(1_000_003 * self.source.seed + self.epoch())
         shuffling = self.shuffle_rows is not None
-        order = torch.randperm(len(self.source.shards), generator=generator).tolist() if shuffling else None
-        for chunk in self.source.chunks(self.split, order):
-            held.append(chunk)
-            if sum(len(part) for part in held) >= (self.shuffle_rows or 0):
-                yield from self._cut(held, generator, last=False)
-        yield from self._cut(held, generator, last=True)
+        shards = torch.randperm(len(self.source.shards), generator=generator).tolist() if shuffling else None
+        parts: list[Rows] = []
+        group = waiting = seen = 0
+        for chunk in self.source.chunks(self.split, shards):
+            parts.append(chunk)
+            waiting, seen = waiting + len(chunk), seen + len(chunk)
+            if waiting < (self.shuffle_rows or 0) and seen < self.source.counts[self.split]:
+                continue
+            rows = parts[0] if len(parts) == 1 else Rows.cat(parts)
+            order = torch.randperm(len(rows), generator=generator) if shuffling else torch.arange(len(rows))
+            self.held, used = max(self.held, len(rows)), 0
+            while group < self._groups and self._end(group) <= seen:
+                size = self._end(group) - (seen - waiting) - used
+                yield rows, order[used : used + size]
+                used, group = used + size, group + 1
+            parts, waiting = [rows.pick(order[used:])], waiting - used
 
-    def _cut(self, held: list[Rows], generator: torch.Generator, last: bool) -> Iterator[Rows]:
-        """Whole batches out of the held rows; what is left stays held, or is the last batch."""
-        if not held:
-            return
-        rows = Rows.cat(held)
-        if self.shuffle_rows is not None:
-            rows = rows.pick(torch.randperm(len(rows), generator=generator))
-        end = len(rows) if last else len(rows) - len(rows) % self.batch_size
-        for start in range(0, end, self.batch_size):
-            yield rows.pick(slice(start, min(start + self.batch_size, end)))
-        held[:] = [rows.pick(slice(end, None))]
+
+class ResumableLoader(DataLoader[Rows]):
+    """A loader of `TraceBatches` that a checkpoint can leave in the middle of an epoch.
+
+    Args:
+        batches: the batches.
+        num_workers: processes that read for it; 0 reads in this one.
+    """
+
+    def __init__(self, batches: TraceBatches, num_workers: int = 0) -> None:
+        super().__init__(batches, batch_size=None, num_workers=num_workers)
+        self.batches = batches
+        self._given = self._next = 0
+
+    def __iter__(self) -> Iterator[Rows]:  # type: ignore[override]
+        """The batches of an epoch, or those that a checkpoint left of it."""
+        self.batches.start = self._given = self._next
+        self._next = 0
+        for batch in super().__iter__():
+            self._given += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """How far the epoch is, for Lightning's checkpoints."""
+        return {"given": self._given, "batches": len(self.batches)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Leave out, in the next iteration, what a checkpoint has seen.
+
+        Args:
+            state: of `state_dict`.
+
+        Raises:
+            ConfigError: an epoch had another number of batches.
+        """
+        if state["batches"] != len(self.batches) and state["given"] % state["batches"]:
+            raise ConfigError(
+                f"The checkpoint is in the middle of an epoch of {state['batches']} batches, and this run's have "
+                f"{len(self.batches)}: resume with the same traces and rows per step (batch_size * processes)"
+            )
+        self._next = state["given"] % state["batches"]
 
 
 class TraceData(L.LightningDataModule):
@@ -92,6 +153,7 @@ class TraceData(L.LightningDataModule):
         seed: of the split and of the order.
         cache_rows: larger traces are streamed from disk in every epoch.
         shuffle_rows: rows shuffled together when streaming.
+        num_workers: processes that read, for each process that trains, when streaming.
     """
 
     def __init__(
@@ -103,13 +165,16 @@ class TraceData(L.LightningDataModule):
         seed: int = 0,
         cache_rows: int = 2_000_000,
         shuffle_rows: int = 262_144,
+        num_workers: int = 0,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
         if batch_size < 1 or shuffle_rows < batch_size:
             raise ConfigError(f"batch_size is {batch_size} and shuffle_rows {shuffle_rows}: 1 <= batch <= shuffle")
+        if num_workers < 0:
+            raise ConfigError(f"num_workers is {num_workers}: at least 0")
         self.folders = [traces] if isinstance(traces, str) else list(traces)
-        self.batch_size, self.seed = batch_size, seed
+        self.batch_size, self.seed, self.num_workers = batch_size, seed, num_workers
         self.fractions = (val_fraction, test_fraction)
         self.cache_rows, self.shuffle_rows = cache_rows, shuffle_rows
         self._source: TraceSource | None = None
@@ -135,7 +200,7 @@ class TraceData(L.LightningDataModule):
         rank, world = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
         epoch = (lambda: trainer.current_epoch) if trainer is not None else (lambda: 0)
         batches = TraceBatches(self.source, split, self.batch_size, shuffle_rows, epoch, rank, world)
-        return DataLoader(batches, batch_size=None)
+        return ResumableLoader(batches, 0 if self.source.caching else self.num_workers)  # workers would copy the cache
 
     def transfer_batch_to_device(self, batch: Rows, device: torch.device, dataloader_idx: int) -> Rows:
         return Rows(*(getattr(batch, item.name).to(device) for item in fields(batch)))

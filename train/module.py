@@ -8,7 +8,7 @@ from typing import Any, cast
 import lightning as L
 import torch
 from torchmetrics import MeanMetric, MeanSquaredError, Metric, SumMetric
-from torchmetrics.classification import BinaryAUROC, BinaryCalibrationError
+from torchmetrics.classification import BinaryAUROC
 
 from beamwise.controller.predictor import (
     DEFAULT_EDGES,
@@ -24,6 +24,7 @@ from beamwise.decoding.features import CONTEXT_NAMES
 
 from .data import TraceData
 from .rows import Rows
+from .scores import CalibrationError
 
 
 def rows_outcomes(rows: Rows, config: PredictorConfig) -> Outcomes:
@@ -89,7 +90,7 @@ class ControllerModule(L.LightningModule):
 
     def training_step(self, rows: Rows, batch_index: int) -> torch.Tensor:
         outcomes = rows_outcomes(rows, self.predictor.config)
-        dropped = torch.rand_like(rows.features) < self.feature_dropout
+        dropped = self._noise(rows.features) < self.feature_dropout
         features = torch.where(dropped, self.predictor.full.mean, rows.features)
         full = censored_nll(self.predictor.full(features), outcomes)
         prior = censored_nll(self.predictor.prior(features[:, : len(CONTEXT_NAMES)]), outcomes)
@@ -123,6 +124,12 @@ class ControllerModule(L.LightningModule):
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
+    def _noise(self, features: torch.Tensor) -> torch.Tensor:
+        """Uniform, a function of seed, step and process: a resumed run draws what an uninterrupted one draws."""
+        seed = torch.initial_seed() + 1_000_003 * self.global_step + 7_919 * self.global_rank
+        generator = torch.Generator(features.device).manual_seed(seed % 2**63)
+        return torch.rand(features.shape, generator=generator, device=features.device)
+
     def _evaluate(self, rows: Rows, stage: str) -> None:
         outcomes = rows_outcomes(rows, self.predictor.config)
         logits = self.predictor.full(rows.features)
@@ -146,7 +153,7 @@ class _StageMetrics(torch.nn.Module):
         self.nll, self.prior_nll = MeanMetric(), MeanMetric()
         self.auroc = torch.nn.ModuleList(BinaryAUROC(thresholds=256) for _ in range(max_width))
         self.brier = torch.nn.ModuleList(MeanSquaredError() for _ in range(max_width))
-        self.ece = torch.nn.ModuleList(BinaryCalibrationError(n_bins=15) for _ in range(max_width))
+        self.ece = torch.nn.ModuleList(CalibrationError() for _ in range(max_width))
         self.seen = torch.nn.ModuleList(SumMetric() for _ in range(max_width))
 
     def update(self, logits: torch.Tensor, prior: torch.Tensor, outcomes: Outcomes) -> None:

@@ -21,7 +21,7 @@ from .rows import Rows, TraceSource
 from .scores import Array, Scores, score
 
 LEARNED, PRIOR = "width predictor", "width predictor, before the draft runs"
-_MOST_ROWS = 200_000
+MOST_ROWS = 200_000
 """Rows of a split that are compared: scikit-learn needs them in memory."""
 
 
@@ -115,7 +115,7 @@ def make_report(predictor: WidthPredictor, source: TraceSource, folder: Path) ->
     Returns:
         The report.
     """
-    train, test = source.load("train", _MOST_ROWS), source.load("test", _MOST_ROWS)
+    train, test = source.load("train", MOST_ROWS), source.load("test", MOST_ROWS)
     cells = observed_cells(test, predictor.config)
     probs = {
         LEARNED: predict_cells(predictor, test, cells),

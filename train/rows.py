@@ -75,6 +75,7 @@ class TraceSource:
         beams: numbers of beams that occur.
         max_draft_width: widest layer that occurs.
         max_gamma: deepest layer that occurs, counted from 1.
+        caching: rows stay in memory after the first reading.
 
     Args:
         folders: trace folders.
@@ -103,7 +104,7 @@ class TraceSource:
         self.max_draft_width = self.max_gamma = 0
         self._scan()
         self._cache: dict[Split, Rows] = {}
-        self._caching = sum(self.counts.values()) <= cache_rows
+        self.caching = sum(self.counts.values()) <= cache_rows
 
     @property
     def max_width(self) -> int:
@@ -112,7 +113,7 @@ class TraceSource:
 
     def chunks(self, split: Split, order: Sequence[int] | None = None) -> Iterator[Rows]:
         """All rows of a split, some at a time; ``order`` permutes the shards."""
-        if not self._caching:
+        if not self.caching:
             yield from self._read(split, range(len(self.shards)) if order is None else order)
             return
         if split not in self._cache:
@@ -165,12 +166,9 @@ class TraceSource:
         for index in order:
             folder, shard = self.shards[index]
             for batch in read_layers(folder, columns=_COLUMNS, shards=[shard]):
-                wanted = [reached and self._split(prompt) == split for prompt, reached in _pairs(batch)]
-                yield _decode(batch.filter(pa.array(wanted, pa.bool_())), self.max_width)
-
-
-def _pairs(batch: pa.RecordBatch) -> Iterator[tuple[str, bool]]:
-    return zip(batch["prompt"].to_pylist(), batch["reached"].to_pylist(), strict=True)
+                prompts = [prompt for prompt in batch["prompt"].unique().to_pylist() if self._split(prompt) == split]
+                wanted = pc.and_(batch["reached"], pc.is_in(batch["prompt"], pa.array(prompts, pa.string())))
+                yield _decode(batch.filter(wanted), self.max_width)
 
 
 def _decode(batch: pa.RecordBatch, max_width: int) -> Rows:

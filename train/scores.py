@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from sklearn.metrics import roc_auc_score
+from torchmetrics import Metric
 
 Array = np.ndarray
 
@@ -56,3 +58,30 @@ def reliability(probs: Array, labels: Array, bins: int = 15) -> tuple[Array, Arr
     predicted = np.bincount(index, weights=probs, minlength=bins)[used] / counts[used]
     observed = np.bincount(index, weights=labels.astype(np.float64), minlength=bins)[used] / counts[used]
     return predicted, observed, counts[used]
+
+
+class CalibrationError(Metric):
+    """`calibration_error` batch by batch and over processes, in memory that does not grow with the rows.
+
+    Args:
+        bins: equal-width bins.
+    """
+
+    sums: torch.Tensor
+
+    def __init__(self, bins: int = 15) -> None:
+        super().__init__()
+        self.bins = bins
+        self.add_state("sums", torch.zeros(3, bins, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, probs: torch.Tensor, labels: torch.Tensor) -> None:
+        """Add probabilities, float (N,), and outcomes, integer or bool (N,)."""
+        index = (probs * self.bins).long().clamp_max(self.bins - 1)
+        values = torch.stack([torch.ones_like(probs), probs, labels.to(probs.dtype)])
+        self.sums.index_add_(1, index, values.to(self.sums.dtype))
+
+    def compute(self) -> torch.Tensor:
+        """Float (); 0 where nothing was added."""
+        counts, predicted, observed = self.sums
+        error: torch.Tensor = (predicted - observed).abs().sum() / counts.sum().clamp_min(1)
+        return error.float()

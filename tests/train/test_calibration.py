@@ -13,7 +13,7 @@ from beamwise.decoding.features import FEATURE_NAMES
 from beamwise.train.calibration import calibrate
 from beamwise.train.module import rows_outcomes
 from beamwise.train.rows import TraceSource
-from beamwise.train.scores import calibration_error, reliability, score
+from beamwise.train.scores import CalibrationError, calibration_error, reliability, score
 
 
 def test_repairs_overconfidence(traces: Path) -> None:
@@ -63,3 +63,14 @@ def test_calibrated_draws_have_a_small_error() -> None:
     generator = np.random.default_rng(0)
     probs = generator.random(100_000)
     assert calibration_error(probs, generator.random(100_000) < probs) < 0.01
+
+
+def test_calibration_error_in_parts_is_that_of_the_whole() -> None:
+    generator = np.random.default_rng(1)
+    probs = generator.random(1_000).astype(np.float32)
+    labels = generator.random(1_000) < probs**2
+    metric = CalibrationError()
+    assert float(metric.compute()) == 0.0
+    for part in np.array_split(np.arange(1_000), 7):
+        metric.update(torch.from_numpy(probs[part]), torch.from_numpy(labels[part]))
+    assert float(metric.compute()) == pytest.approx(calibration_error(probs, labels), abs=1e-6)

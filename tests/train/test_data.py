@@ -9,7 +9,7 @@ import torch
 
 from beamwise.decoding.errors import ConfigError, FormatError, InputError
 from beamwise.decoding.trace import TraceWriter, read_layers
-from beamwise.train.data import TraceBatches, TraceData
+from beamwise.train.data import ResumableLoader, TraceBatches, TraceData
 from beamwise.train.rows import SPLITS, Rows, TraceSource, split_of
 
 from .synthetic import SyntheticWorld
@@ -59,11 +59,13 @@ def test_streaming_gives_the_same_rows_as_the_cache(traces: Path) -> None:
     cached, streamed = source(traces), source(traces, cache_rows=0)
     for split in SPLITS:
         assert torch.equal(ordered(cached.load(split)), ordered(streamed.load(split)))
-    epochs = [TraceBatches(streamed, "train", 64, 512, lambda: 0), TraceBatches(cached, "train", 64, 512, lambda: 0)]
-    for batches in epochs:
+    for src in (streamed, cached):
+        batches = TraceBatches(src, "train", 64, 512, lambda: 0)
         seen = list(batches)
-        assert len(seen) == len(batches) == streamed.counts["train"] // 64
-        assert all(len(batch) == 64 for batch in seen)
+        assert len(seen) == len(batches) == -(-src.counts["train"] // 64)
+        assert max(map(len, seen)) <= 64
+        assert max(map(len, seen)) - min(map(len, seen)) <= 1
+        assert torch.equal(ordered(Rows.cat(seen)), ordered(src.load("train")))
     assert len(streamed.load("train", most=100)) == 100
 
 
@@ -76,18 +78,76 @@ def test_epochs_differ_and_repeat(traces: Path) -> None:
     assert not torch.equal(first.features, second.features)
 
 
-@pytest.mark.parametrize("shuffle", [None, 512])
-def test_ranks_share_the_batches(traces: Path, shuffle: int | None) -> None:
-    src = source(traces)
-    ranks = [list(TraceBatches(src, "val", 32, shuffle, lambda: 0, rank, 3)) for rank in range(3)]
-    lengths = [len(TraceBatches(src, "val", 32, shuffle, lambda: 0, rank, 3)) for rank in range(3)]
-    assert [len(batches) for batches in ranks] == lengths
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of very different sizes."""
+    folder = tmp_path_factory.mktemp("uneven")
+    world = SyntheticWorld(seed=5)
+    for part, (prompts, blocks) in enumerate([(40, 2), (18, 30), (3, 1)]):
+        world.write(folder / str(part), prompts, blocks)
+    return folder
+
+
+def uneven_source(folder: Path) -> TraceSource:
+    return TraceSource([str(folder / str(part)) for part in range(3)], FRACTIONS, 0, cache_rows=0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("shuffle", [None, 100])
+def test_every_row_once_over_processes_and_workers(uneven: Path, shuffle: int | None, world: int, workers: int) -> None:
+    src = uneven_source(uneven)
+    ranks = []
+    for rank in range(world):
+        loader = ResumableLoader(TraceBatches(src, "train", 16, shuffle, lambda: 1, rank, world), workers)
+        ranks.append(list(loader))
+        assert len(loader) == len(ranks[-1]) == len(ranks[0])
     features = torch.cat([batch.features for batches in ranks for batch in batches])
-    assert len(features.unique(dim=0)) == len(features)  # no row twice
-    if shuffle is None:
-        assert len(features) == src.counts["val"]
-    else:
-        assert len(set(lengths)) == 1
+    assert torch.equal(ordered(Rows(features, *[features] * 3)), ordered(src.load("train")))
+    steps = list(TraceBatches(src, "train", 16 * world, shuffle, lambda: 1))  # one process, as many rows per step
+    for number, step in enumerate(steps):
+        assert torch.equal(step.features, torch.cat([batches[number].features for batches in ranks]))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_goes_on_in_the_middle_of_an_epoch(uneven: Path, workers: int) -> None:
+    src = uneven_source(uneven)
+
+    def loader() -> ResumableLoader:
+        return ResumableLoader(TraceBatches(src, "train", 16, 100, lambda: 2), workers)
+
+    whole, resumed, first = list(loader()), loader(), loader()
+    running = iter(first)
+    for _ in range(7):
+        next(running)
+    resumed.load_state_dict(first.state_dict())
+    rest = list(resumed)
+    assert [batch.features.sum() for batch in rest] == [batch.features.sum() for batch in whole[7:]]
+    assert resumed.state_dict() == {"given": len(whole), "batches": len(whole)}
+    assert len(list(resumed)) == len(whole)  # the next epoch is whole again
+    with pytest.raises(ConfigError, match="rows per step"):
+        ResumableLoader(TraceBatches(src, "train", 8, 100, lambda: 0)).load_state_dict(first.state_dict())
+
+
+def test_rows_held_do_not_grow_with_the_traces(tmp_path: Path) -> None:
+    held = []
+    for prompts in (40, 160):
+        SyntheticWorld(seed=7).write(tmp_path / str(prompts), prompts)
+        src = source(tmp_path / str(prompts), cache_rows=0)
+        batches = TraceBatches(src, "train", 16, 100, lambda: 0)
+        assert sum(map(len, batches)) == src.counts["train"]
+        largest = max(len(chunk) for chunk in src.chunks("train"))
+        held.append((src.counts["train"], batches.held, 100 + largest))
+    assert held[1][0] > 3 * held[0][0]
+    assert all(most <= bound for _, most, bound in held)
+
+
+def test_more_processes_than_rows(uneven: Path) -> None:
+    src = uneven_source(uneven)
+    with pytest.raises(InputError, match="use fewer processes"):
+        TraceBatches(src, "val", 1, None, lambda: 0, 0, src.counts["val"] + 1)
+    tight = [TraceBatches(src, "val", 1, None, lambda: 0, rank, 3) for rank in range(3)]
+    assert sum(len(batch) for batches in tight for batch in batches) == src.counts["val"]
 
 
 def test_statistics(traces: Path) -> None:
