@@ -1,0 +1,32 @@
+"""`beamwise profile` on a tiny model: a file that plans and simulations can be made with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import LlamaForCausalLM
+
+from beamwise.cli import main
+from beamwise.controller.hardware import load_hardware
+from tests.tiny_folder import save_tiny_folder
+
+
+def test_what_is_measured(tmp_path: Path, tiny_llama: Callable[..., LlamaForCausalLM]) -> None:
+    target = save_tiny_folder(tmp_path / "target", tiny_llama(vocab_size=48))
+    command = ["profile", "--target", target, "--draft", target, "--drafter", "model", "--device", "cpu"]
+    command += ["--tokens", "[1,4]", "--context", "8", "--repeats", "1"]
+    assert main([*command, "--out", str(tmp_path / "profile.json")]) == 0
+    profile = load_hardware(tmp_path / "profile.json")
+    assert profile.tokens == (1, 4)
+    assert min(*profile.target_ms, *profile.draft_ms, profile.block_ms, profile.call_ms) > 0.0
+    assert profile.layer_ms >= 0.0
+    assert main([*command, "--draft", "none", "--drafter", "lookup", "--out", str(tmp_path / "lookup.yaml")]) == 0
+    assert load_hardware(tmp_path / "lookup.yaml").draft_ms == (0.0, 0.0)
+
+
+def test_bad_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options, said in ((["--tokens", "[4,1]"], "increasing"), (["--context", "1"], "at least 2")):
+        assert main(["profile", "--out", str(tmp_path / "profile.json"), *options]) == 2
+        assert said in capsys.readouterr().err
