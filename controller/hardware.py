@@ -13,12 +13,11 @@ from typing import Any
 
 from beamwise.decoding.errors import FormatError
 
-from .latency import LatencyProfile, read_yaml
+from .latency import OVERHEADS, LatencyProfile, read_yaml
 
 _TOKENS = tuple(2**power for power in range(13))
 _DEVICE_FIELDS = ("bandwidth_gb_s", "compute_tflop_s", "bandwidth_share", "compute_share", "forward_ms")
 _MODEL_FIELDS = ("parameters", "bytes_per_parameter")
-_OVERHEADS = ("layer_ms", "block_ms", "call_ms")
 _TEXTS = ("device", "source")
 
 
@@ -36,7 +35,7 @@ def load_hardware(path: str | os.PathLike[str]) -> LatencyProfile:
 
 
 def _roofline(raw: dict[Any, Any], where: str) -> LatencyProfile:
-    _check_fields(raw, ("roofline", "target"), ("draft", *_OVERHEADS, *_TEXTS), where)
+    _check_fields(raw, ("roofline", "target"), ("draft", *OVERHEADS, *_TEXTS), where)
     device = raw["roofline"]
     _check_fields(device, _DEVICE_FIELDS[:2], _DEVICE_FIELDS[2:], f"{where}: roofline")
     numbers = {name: _number(device[name], f"{where}: roofline.{name}") for name in device if name != "forward_ms"}
@@ -62,7 +61,7 @@ def _roofline(raw: dict[Any, Any], where: str) -> LatencyProfile:
         else (0.0,) * len(tokens)
         for role in ("target", "draft")
     }
-    overheads = {name: _number(raw[name], f"{where}: {name}", least=0.0) for name in _OVERHEADS if name in raw}
+    overheads = {name: _number(raw[name], f"{where}: {name}", least=0.0) for name in OVERHEADS if name in raw}
     texts = {name: str(raw[name]) for name in _TEXTS if name in raw}
     return LatencyProfile(tokens, columns["target"], columns["draft"], **overheads, **texts)  # type: ignore[arg-type]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -16,6 +17,8 @@ import yaml
 
 from beamwise.decoding.errors import ConfigError, FormatError
 
+OVERHEADS = ("layer_ms", "block_ms", "call_ms", "sampling_ms")
+"""Milliseconds besides the forwards; 0 where a file leaves them out."""
 Forward = Callable[[int], object]
 """Runs one forward over as many new tokens as it is given."""
 
@@ -31,6 +34,7 @@ class LatencyProfile:
         layer_ms: of everything else that a drafted layer costs (drawing candidates, growing the forest).
         block_ms: of everything else that a block costs (verification, pruning).
         call_ms: of everything else that a prompt costs (preparing the call, packing its output).
+        sampling_ms: of drawing a beam instead of taking the best; see `when_sampling`.
         device: where it was measured.
         source: how, or where it was published.
 
@@ -44,6 +48,7 @@ class LatencyProfile:
     layer_ms: float = 0.0
     block_ms: float = 0.0
     call_ms: float = 0.0
+    sampling_ms: float = 0.0
     device: str = ""
     source: str = ""
 
@@ -52,7 +57,7 @@ class LatencyProfile:
             raise ConfigError("A latency profile needs tokens, target_ms and draft_ms of the same length, at least 1")
         if self.tokens[0] < 1 or sorted(set(self.tokens)) != list(self.tokens):
             raise ConfigError(f"A latency profile's tokens are {self.tokens}: they must increase from at least 1")
-        times = (*self.target_ms, *self.draft_ms, self.layer_ms, self.block_ms, self.call_ms)
+        times = (*self.target_ms, *self.draft_ms, self.layer_ms, self.block_ms, self.call_ms, self.sampling_ms)
         if not all(map(math.isfinite, (*self.tokens, *times))):
             raise ConfigError("A latency profile has values that are not finite")
         if min(times) < 0 or max(self.target_ms) <= 0:
@@ -65,6 +70,14 @@ class LatencyProfile:
     def draft(self, tokens: int) -> float:
         """Milliseconds of one draft forward over ``tokens`` tokens."""
         return _interpolate(self.tokens, self.draft_ms, tokens)
+
+    def when_sampling(self, num_beams: int) -> LatencyProfile:
+        """The profile where ``num_beams`` beams are drawn: the target's at every block, the draft's at every layer.
+
+        Most layers after the first are not reached, so a layer counts one beam, however many there are.
+        """
+        layer_ms, block_ms = self.layer_ms + self.sampling_ms, self.block_ms + num_beams * self.sampling_ms
+        return dataclasses.replace(self, layer_ms=layer_ms, block_ms=block_ms)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -82,7 +95,7 @@ class LatencyProfile:
             raise FormatError(f"The {where} must have tokens, target_ms, draft_ms and of {sorted(names)} nothing else")
         try:
             columns = {name: tuple(float(value) for value in raw[name]) for name in ("target_ms", "draft_ms")}
-            numbers = {name: float(raw[name]) for name in ("layer_ms", "block_ms", "call_ms") if name in raw}
+            numbers = {name: float(raw[name]) for name in OVERHEADS if name in raw}
             texts = {name: str(raw[name]) for name in ("device", "source") if name in raw}
             return cls(tokens=tuple(int(value) for value in raw["tokens"]), **columns, **numbers, **texts)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError) as error:

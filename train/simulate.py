@@ -165,8 +165,9 @@ def simulate(
         if min(len(chosen_on), len(judged_on)) >= LEAST_BLOCKS:
             shapes_of = {id(shape): shape for block, shape in test if block.group == name}
             wanted = [PromptShape(one.tokens, new_tokens or one.positions) for one in shapes_of.values()]
-            result = evaluate_group(chosen_on, judged_on, controller, profile)
-            groups[name] = predict_group(result, wanted, profile)
+            one = judged_on[0]
+            prices = profile.when_sampling(one.num_beams) if one.do_sample else profile
+            groups[name] = predict_group(evaluate_group(chosen_on, judged_on, controller, prices), wanted, prices)
     if not groups:
         raise InputError(f"{', '.join(folders)}: fewer than {LEAST_BLOCKS} blocks of any kind: collect more traces")
     return Simulation(profile.device, groups)

@@ -22,6 +22,11 @@ def test_interpolates_and_extrapolates() -> None:
     assert LatencyProfile((4,), (7.0,), (0.0,)).target(99) == 7.0
 
 
+def test_drawing_costs_more() -> None:
+    drawn = LatencyProfile((1,), (9.0,), (1.0,), layer_ms=0.5, block_ms=2.0, sampling_ms=0.25).when_sampling(4)
+    assert (drawn.layer_ms, drawn.block_ms, drawn.target(1)) == (0.75, 3.0, 9.0)
+
+
 @pytest.mark.parametrize("name", ["profile.json", "profile.yaml"])
 def test_files(tmp_path: Path, name: str) -> None:
     PROFILE.save(tmp_path / name)

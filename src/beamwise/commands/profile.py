@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
     from beamwise.controller.latency import LatencyProfile
     from beamwise.decoding.config import RunnerName
     from beamwise.decoding.drafters import Drafter
+
+
+_BEAMS = 4
+"""Beams while what a block costs besides forwards is measured."""
+_CALLS = 3
+"""Calls for each of these measurements."""
 
 
 @dataclass
@@ -101,8 +108,7 @@ def measure_profile(
         if source is not None and models.draft is not None:
             draft_forward = _draft_forward(source, context, capacity, runner)
         forwards = measure(target_forward, draft_forward, tokens, repeats, synchronise, device=name)
-    layer_ms, block_ms, call_ms = _overheads(models, source, runner)
-    return dataclasses.replace(forwards, layer_ms=layer_ms, block_ms=block_ms, call_ms=call_ms)
+    return dataclasses.replace(forwards, **_overheads(models, source, runner))  # type: ignore[arg-type]
 
 
 def _target_forward(pool: Any, context: int) -> Callable[[int], object]:
@@ -147,38 +153,45 @@ def _draft_forward(source: Drafter, context: int, capacity: int, runner: RunnerN
     return forward
 
 
-def _overheads(models: Models, source: Drafter | None, runner: RunnerName) -> tuple[float, float, float]:
-    """Milliseconds besides the forwards: of a drafted layer, of a block that drafts none, and of a call."""
+def _overheads(models: Models, source: Drafter | None, runner: RunnerName) -> dict[str, float]:
+    """Milliseconds besides the forwards, as `LatencyProfile` names them."""
     import torch
 
     per_block, per_call = {}, 0.0
     vocab_size = models.target.config.get_text_config().vocab_size
     prompt = torch.arange(100, device=models.target.device).unsqueeze(0) % vocab_size
-    for gamma in (0, 4):
-        seconds, blocks, wall = _clocked_call(models, source, runner, gamma, prompt)
-        per_block[gamma] = 1e3 * seconds["other"] / blocks
-        per_call = 1e3 * (wall - sum(seconds.values()))
-    return max(per_block[4] - per_block[0], 0.0) / 4, per_block[0], max(per_call, 0.0)
+    for gamma, do_sample in ((0, True), (4, False), (0, False)):
+        calls = _clocked_calls(models, source, runner, gamma, do_sample, prompt)
+        per_block[gamma, do_sample], per_call = (statistics.median(times) for times in zip(*calls, strict=True))
+    plain = per_block[0, False]
+    return {
+        "layer_ms": max(per_block[4, False] - plain, 0.0) / 4,
+        "block_ms": plain,
+        "call_ms": max(per_call, 0.0),
+        "sampling_ms": max(per_block[0, True] - plain, 0.0) / _BEAMS,
+    }
 
 
-def _clocked_call(
-    models: Models, source: Drafter | None, runner: RunnerName, gamma: int, prompt: torch.Tensor
-) -> tuple[dict[str, float], int, float]:
-    """Seconds by part of one call, its blocks, and its seconds by the clock; after a call to warm up."""
+def _clocked_calls(
+    models: Models, source: Drafter | None, runner: RunnerName, gamma: int, do_sample: bool, prompt: torch.Tensor
+) -> list[tuple[float, float]]:
+    """Milliseconds besides the forwards of some calls, after one to warm up: (of a block, of the call besides)."""
     import torch
 
     from beamwise.decoding.generate import SpeculativeBeams
 
-    beams = SpeculativeBeams(
-        drafter="none" if source is None else source, gamma=gamma, draft_width=8, runner=runner, measure=True
-    )
-    arguments = {"num_beams": 4, "max_new_tokens": 32, "eos_token_id": None, "custom_generate": beams}
-    before, start = dict[str, float](), 0.0
-    for _ in range(2):
+    beams = SpeculativeBeams(drafter="none" if source is None else source, gamma=gamma, draft_width=8, runner=runner)
+    beams.measure = True
+    arguments = {"num_beams": _BEAMS, "max_new_tokens": 32, "eos_token_id": None, "custom_generate": beams}
+    arguments |= {"do_sample": True, "top_k": 50} if do_sample else {"do_sample": False}
+    calls = []
+    for _ in range(_CALLS + 1):
         before, start = beams.seconds, time.perf_counter()
         models.target.generate(prompt, attention_mask=torch.ones_like(prompt), **arguments)  # type: ignore[operator]
         if models.target.device.type == "cuda":
             torch.cuda.synchronize(models.target.device)
-    wall = time.perf_counter() - start
-    seconds = {part: total - before.get(part, 0.0) for part, total in beams.seconds.items()}
-    return seconds, beams.stats.target_forwards, wall
+        wall = time.perf_counter() - start
+        seconds = {part: total - before.get(part, 0.0) for part, total in beams.seconds.items()}
+        blocks = beams.stats.target_forwards
+        calls.append((1e3 * seconds["other"] / blocks, 1e3 * (wall - sum(seconds.values()))))
+    return calls[1:]
