@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .html import Block, Heading, Image, Paragraph, Section, Table, to_html, to_markdown
+from .html import Block, Heading, Image, Paragraph, Table, to_html, to_markdown
 from .metrics import Row, paired_ratios, summarise
 from .plots import plot_acceptance, plot_categories, plot_pareto, plot_time
 from .runner import Part, Plan
@@ -56,7 +56,7 @@ def write_report(
     rows: Sequence[Row],
     asked: Mapping[str, Any],
     baseline: str,
-    sections: Sequence[Section] = (),
+    sections: Sequence[Block] = (),
 ) -> Report:
     """Write everything; each file appears under its name only when it is complete, summary.json last.
 

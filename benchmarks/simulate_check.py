@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from beamwise.controller.checkpoint import Controller
 from beamwise.controller.latency import LatencyProfile
 from beamwise.decoding.errors import InputError
-from beamwise.train.simulate import PromptShape, Simulation, predict_rate
+from beamwise.train.simulate import PromptShape, Simulation, predict_rate, simulate
 
+from .html import Block, Heading, Paragraph, Table
 from .methods import TARGET_ONLY
 from .metrics import Row
 from .report import RESULTS
@@ -54,18 +56,41 @@ class Check:
         """As JSON values."""
         return [{**asdict(line), "error": line.error} for line in self.lines]
 
-    def markdown(self) -> str:
-        """One table."""
+    def table(self) -> Table:
+        """A line for each."""
+        header = "setting", "method", "measured tokens/s", "predicted", "error", "measured layers/forward", "predicted"
         rows = [
-            f"| {one.setting} | {one.method} | {one.measured:.2f} | {one.predicted:.2f} | {one.error:+.1%} | "
-            f"{one.measured_length:.3f} | {one.predicted_length:.3f} |"
+            [
+                one.setting,
+                one.method,
+                f"{one.measured:.2f}",
+                f"{one.predicted:.2f}",
+                f"{one.error:+.1%}",
+                f"{one.measured_length:.3f}",
+                f"{one.predicted_length:.3f}",
+            ]
             for one in self.lines
         ]
-        head = "| setting | method | measured tokens/s | predicted | error | measured layers/forward | predicted |"
-        return "\n".join([head, "|---|---|---|---|---|---|---|", *rows]) + "\n"
+        return Table(header, rows)
 
 
-def compare(simulation: Simulation, profile: LatencyProfile, folder: Path) -> Check:
+def compare_folder(simulation: Simulation, profile: LatencyProfile, folder: Path) -> Check:
+    """Put the speeds of a benchmark's folder beside the predicted ones, see `compare`.
+
+    Raises:
+        FormatError: no results, or damaged ones.
+        InputError: nothing to compare.
+    """
+    check = compare(simulation, profile, Part.load(folder / RESULTS).rows)
+    if not check.lines:
+        raise InputError(
+            f"'{folder}' has no method that was simulated: measure target_only, fixed (with --shapes of the grid) or "
+            "learned there, with beams and sampling as in the traces"
+        )
+    return check
+
+
+def compare(simulation: Simulation, profile: LatencyProfile, rows: Sequence[Row]) -> Check:
     """Put a benchmark's speeds beside the predicted ones.
 
     Methods that nothing was predicted for are left out: transformers' own, dynamic widths, shapes off the grid.
@@ -73,32 +98,23 @@ def compare(simulation: Simulation, profile: LatencyProfile, folder: Path) -> Ch
     Args:
         simulation: from traces of the same kinds of decoding, best of the same prompts.
         profile: that it was priced with.
-        folder: of the benchmark.
-
-    Raises:
-        FormatError: no results, or damaged ones.
-        InputError: nothing to compare.
+        rows: of the benchmark.
     """
     groups: dict[tuple[str, str], list[Row]] = {}
-    for row in Part.load(folder / RESULTS).rows:
+    for row in rows:
         groups.setdefault((row.setting, row.method), []).append(row)
     lines = []
-    for (setting, method), rows in groups.items():
-        kind = f"W={rows[0].num_beams} {'sampling' if rows[0].do_sample else 'greedy'}"
-        group = simulation.groups.get(kind)
-        prediction = None if group is None else group.of(_policy(method, rows[0].num_beams))
+    for (setting, method), group in groups.items():
+        num_beams, do_sample = group[0].num_beams, group[0].do_sample
+        simulated = simulation.groups.get(f"W={num_beams} {'sampling' if do_sample else 'greedy'}")
+        prediction = None if simulated is None else simulated.of(_policy(method, num_beams))
         if prediction is None:
             continue
-        positions, forwards = sum(row.positions for row in rows), sum(row.target_forwards for row in rows)
-        prompts = [PromptShape(row.prompt_tokens, row.positions) for row in rows]
+        positions, forwards = sum(row.positions for row in group), sum(row.target_forwards for row in group)
+        prompts = [PromptShape(row.prompt_tokens, row.positions) for row in group]
         rate = predict_rate(prediction.block, prompts, profile)
-        measured = positions / sum(row.seconds for row in rows)
+        measured = positions / sum(row.seconds for row in group)
         lines.append(Line(setting, method, measured, rate, positions / forwards, prediction.block.layers))
-    if not lines:
-        raise InputError(
-            f"'{folder}' has no method that was simulated: measure target_only, fixed (with --shapes of the grid) or "
-            "learned there, with beams and sampling as in the traces"
-        )
     return Check(lines)
 
 
@@ -108,3 +124,28 @@ def _policy(method: str, num_beams: int) -> str:
         gamma, draft_width = parse_shape(method.removeprefix("fixed "), num_beams)
         return f"fixed {gamma}x{draft_width}"
     return "off" if method == TARGET_ONLY else method
+
+
+def predict_section(folders: Sequence[str], controller: Controller) -> Callable[[Sequence[Row]], list[Block]]:
+    """Predict from traces, by the controller's own profile, before anything is measured.
+
+    Args:
+        folders: of traces.
+        controller: that the benchmark decodes with.
+
+    Returns:
+        Makes a section of the report of the benchmark's rows.
+
+    Raises:
+        ConfigError: a controller without a profile.
+        FormatError: damaged or foreign traces.
+        InputError: too few blocks.
+    """
+    profile = controller.policy().profile
+    simulation = simulate(folders, controller, profile, prompts="all")
+    about = f"Predicted from {', '.join(folders)} with the controller's latency profile (docs/simulator.md)."
+
+    def section(rows: Sequence[Row]) -> list[Block]:
+        return [Heading("Predicted beside measured"), Paragraph(about), compare(simulation, profile, rows).table()]
+
+    return section

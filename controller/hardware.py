@@ -19,6 +19,8 @@ _TOKENS = tuple(2**power for power in range(13))
 _DEVICE_FIELDS = ("bandwidth_gb_s", "compute_tflop_s", "bandwidth_share", "compute_share", "forward_ms")
 _MODEL_FIELDS = ("parameters", "bytes_per_parameter")
 _TEXTS = ("device", "source")
+_SMALLEST, _LARGEST = 1e-9, 1e18
+"""Of any number in a file: within them no time overflows."""
 
 
 def load_hardware(path: str | os.PathLike[str]) -> LatencyProfile:
@@ -77,12 +79,12 @@ def _check_fields(raw: Any, needed: tuple[str, ...], others: tuple[str, ...], wh
 
 
 def _number(value: Any, where: str, least: float | None = None) -> float:
-    """A finite number above 0, or of at least ``least``. YAML reads 8e9 as text, so text is taken too."""
+    """A number above 0, or of at least ``least``, that a device can have. YAML reads 8e9 as text: text is taken too."""
     try:
         number = float("nan") if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = float("nan")
-    if not math.isfinite(number) or (number <= 0.0 if least is None else number < least):
-        bound = "above 0" if least is None else f"of at least {least:g}"
-        raise FormatError(f"The {where} is {str(value)[:40]!r}: give a number {bound}")
+    smallest = _SMALLEST if least is None else least
+    if not smallest <= number <= _LARGEST:  # not a number is neither
+        raise FormatError(f"The {where} is {str(value)[:40]!r}: give a number from {smallest:g} to {_LARGEST:g}")
     return number

@@ -61,6 +61,8 @@ def test_a_measured_profile_is_a_hardware_file(tmp_path: Path) -> None:
         ("forward_ms: 0.25", "forward_ms: -1", "roofline.forward_ms"),
         ("parameters: 1e+9", "parameters: 0", "target.parameters"),
         ("parameters: 1e+9", "parameters: true", "target.parameters"),
+        ("parameters: 1e+9", "parameters: 1e+300", "target.parameters"),
+        ("bandwidth_gb_s: 100", "bandwidth_gb_s: 1e-320", "roofline.bandwidth_gb_s"),
         ("bytes_per_parameter: 2", "bits: 16", "lacks bytes_per_parameter"),
         ("target:", "draft:", "lacks target"),
         ("block_ms: 3", "block_ms: .nan", "block_ms"),

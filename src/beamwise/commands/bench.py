@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -17,13 +17,15 @@ from beamwise.decoding.config import DecodeConfig
 from beamwise.decoding.errors import ConfigError
 from beamwise.decoding.prompts import read_prompts
 
-from .loading import ASSETS, Models, load_models, shipped_controller, silence_libraries
+from .loading import ASSETS, Models, chosen_controller, load_models, silence_libraries
 
 if TYPE_CHECKING:
+    from beamwise.benchmarks.html import Block
+    from beamwise.benchmarks.metrics import Row
     from beamwise.benchmarks.runner import BenchPrompt, Plan
     from beamwise.benchmarks.settings import Setting
 
-_PASSING = ("out", "data", "prompts", "limit", "devices", "baseline", "view", "wandb")
+_PASSING = ("out", "data", "prompts", "limit", "devices", "baseline", "traces", "view", "wandb")
 """Options that may differ when a run is continued; of the prompts their contents are compared instead."""
 
 
@@ -63,6 +65,7 @@ class BenchOptions:
         quality: The controller's price of narrow layers, 0 to 1.
         lookup_tokens: Tokens that transformers' assisted generation looks up at once.
         view: So many of the first prompts have their forests drawn at the end of the report.
+        traces: Folders from `beamwise collect`, to show in the HTML report what `beamwise simulate` predicts from them.
         wandb: Record summary, table and plots in wandb (as WANDB_MODE says; without it online for who is logged in,
             else offline).
     """
@@ -93,6 +96,7 @@ class BenchOptions:
     quality: float = 0.5
     lookup_tokens: int = 4
     view: int = 1
+    traces: list[str] = field(default_factory=list)
     wandb: bool = False
 
     def __post_init__(self) -> None:
@@ -131,6 +135,7 @@ def bench(options: BenchOptions) -> Path:
     plan = make_plan(options, prompts)
     folder = Path(options.out)
     asked = describe(options, prompts)
+    predicted = _predict(options)
     open_folder(folder, asked)
     silence_libraries()
 
@@ -141,7 +146,7 @@ def bench(options: BenchOptions) -> Path:
         parts = run_plan(plan, folder, load, on_progress)
     rows = judge(parts, prompts, load, plan.settings[0].device)
     draw_forests(plan, folder / FORESTS, load, options.view)
-    report = write_report(folder, plan, parts, rows, asked, options.baseline)
+    report = write_report(folder, plan, parts, rows, asked, options.baseline, predicted(rows))
     if options.wandb:
         from beamwise.train.tracking import log_summary
 
@@ -149,6 +154,19 @@ def bench(options: BenchOptions) -> Path:
             "bench", asked, report.headline, report.plots, save_dir=str(folder), tables={"results": report.table}
         )
     return report.html
+
+
+def _predict(options: BenchOptions) -> Callable[[Sequence[Row]], Sequence[Block]]:
+    """Makes the report's section on what traces predicted, if any were given."""
+    if not options.traces:
+        return lambda rows: ()
+    from beamwise.benchmarks.simulate_check import predict_section
+    from beamwise.controller.checkpoint import Controller
+
+    where = chosen_controller(options.controller, options.target, options.draft)
+    if where is None:
+        raise ConfigError("--traces needs a controller to predict with: give --controller, or leave --traces out")
+    return predict_section(options.traces, Controller.from_pretrained(where))
 
 
 def select_prompts(options: BenchOptions) -> list[BenchPrompt]:
@@ -202,14 +220,11 @@ def make_plan(options: BenchOptions, prompts: Sequence[BenchPrompt]) -> Plan:
         for num_beams in options.num_beams
         for do_sample in kinds
     ]
-    controller: str | None = options.controller
-    if controller == "default":
-        controller = shipped_controller(options.target) if options.draft == "default" else None
     shared = MethodOptions(
         max_new_tokens=options.max_new_tokens,
         seed=options.seed,
         drafter=options.drafter,
-        controller=None if controller == "none" else controller,
+        controller=chosen_controller(options.controller, options.target, options.draft),
         threshold=options.threshold,
         min_width=options.min_width,
         quality=options.quality,

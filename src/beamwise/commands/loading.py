@@ -81,6 +81,13 @@ def shipped_controller(target: str) -> str | None:
     return str(folder) if "/" not in target and (folder / "config.json").is_file() else None
 
 
+def chosen_controller(controller: str, target: str, draft: str) -> str | None:
+    """Folder or id that an option names; ``default`` is the shipped one, for its own pair of models alone."""
+    if controller == "default":
+        return shipped_controller(target) if draft == "default" else None
+    return None if controller == "none" else controller
+
+
 def load_draft_model(where: str, target: PreTrainedModel) -> PreTrainedModel:
     """A draft from a folder of ours (beside its target) or any causal LM by folder or id, on the target's device.
 

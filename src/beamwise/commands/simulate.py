@@ -75,10 +75,11 @@ def simulate(options: SimulateOptions) -> None:
     simulation = predict(options.traces, controller, profile, options.prompts, options.new_tokens)
     text, figures = simulation.markdown(options.grid), simulation.to_dict()
     if options.bench is not None:
-        from beamwise.benchmarks.simulate_check import compare
+        from beamwise.benchmarks.html import to_markdown
+        from beamwise.benchmarks.simulate_check import compare_folder
 
-        check = compare(simulation, profile, Path(options.bench))
-        text += "\n" + check.markdown()
+        check = compare_folder(simulation, profile, Path(options.bench))
+        text += "\n" + to_markdown([check.table()], Path(options.bench))
         figures["check"] = check.to_list()
     print(text, end="")
     if options.out is not None:
