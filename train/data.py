@@ -178,6 +178,8 @@ class TraceData(L.LightningDataModule):
         self.fractions = (val_fraction, test_fraction)
         self.cache_rows, self.shuffle_rows = cache_rows, shuffle_rows
         self._source: TraceSource | None = None
+        self._training: ResumableLoader | None = None
+        self._resume: dict[str, int] = {}
 
     @property
     def source(self) -> TraceSource:
@@ -187,7 +189,18 @@ class TraceData(L.LightningDataModule):
         return self._source
 
     def train_dataloader(self) -> DataLoader[Rows]:
-        return self._loader("train", self.shuffle_rows)
+        self._training = self._loader("train", self.shuffle_rows)
+        if self._resume:
+            self._training.load_state_dict(self._resume)
+        return self._training
+
+    def state_dict(self) -> dict[str, int]:
+        """How far the epoch is."""
+        return {} if self._training is None else self._training.state_dict()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on where a checkpoint was (Lightning would tell the loader, but only after its first iteration began)."""
+        self._resume = state
 
     def val_dataloader(self) -> DataLoader[Rows]:
         return self._loader("val", None)
@@ -195,7 +208,7 @@ class TraceData(L.LightningDataModule):
     def test_dataloader(self) -> DataLoader[Rows]:
         return self._loader("test", None)
 
-    def _loader(self, split: Split, shuffle_rows: int | None) -> DataLoader[Rows]:
+    def _loader(self, split: Split, shuffle_rows: int | None) -> ResumableLoader:
         trainer = self.trainer
         rank, world = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
         epoch = (lambda: trainer.current_epoch) if trainer is not None else (lambda: 0)
