@@ -76,6 +76,8 @@ def draft_forests(
         layer += 1
         drawn = {number: stage.draw(frontiers[number], question.draft_width) for number, question in questions.items()}
         plans = _decide(questions, drawn)
+        for number in questions.keys() - plans.keys():
+            stage.drop(frontiers[number])
         going = {}
         for number, (plan, candidates) in plans.items():
             drafted = stage.grow(frontiers[number], plan, candidates)
@@ -102,12 +104,13 @@ class _Frontier:
         """What to read before the layer's plan is known; nothing where it is known already. None stops here."""
         num_beams = self.row.request.config.num_beams
         state = self._state(layer)
+        context = cache(lambda: context_features(state()))
         view = self.view = LayerView(
             layer,
             num_beams,
             len(self.beams),
-            lambda: context_features(state()),
-            lambda: layer_features(state(), stage.log_probs(self)[0], view.context_features),
+            context,
+            lambda: layer_features(state(), stage.log_probs(self)[0], context()),
             self.row.generated,
             self.row.history.outcomes,
             self.row.notes,
@@ -149,6 +152,7 @@ class _Stage:
 
     def drop(self, frontier: _Frontier) -> None:
         """A row that drafts no further."""
+        frontier.view = None  # see `grow`
         self._frontiers = [other for other in self._frontiers if other is not frontier]
 
     def log_probs(self, frontier: _Frontier) -> tuple[torch.Tensor, Proposal]:
@@ -193,6 +197,8 @@ class _Stage:
 
     def grow(self, frontier: _Frontier, plan: LayerPlan, candidates: Candidates) -> DraftedLayer | None:
         """Add candidates, all finite, to the forest; None where there are none."""
+        # the view holds the frontier: a circle would keep the layer's tensors until garbage is collected
+        view, frontier.view = frontier.view, None
         if not len(candidates):
             return None
         proposal = self.log_probs(frontier)[1]
@@ -200,9 +206,9 @@ class _Stage:
         nodes = row.forest.add(beams.nodes_L[candidates.parents_K], candidates.tokens_K)
         weigh = self._weigh(frontier)
         frontier.beams = beams.advance(candidates.parents_K, candidates.tokens_K, candidates.scores_K, nodes)
-        assert frontier.view is not None
+        assert view is not None
         first = row.forest.size - len(candidates)
-        return DraftedLayer(plan, candidates, first, len(beams), frontier.view, weigh, proposal.token_ids_V)
+        return DraftedLayer(plan, candidates, first, len(beams), view, weigh, proposal.token_ids_V)
 
     def _weigh(self, frontier: _Frontier) -> Callable[[], torch.Tensor]:
         """Gives the draft's unnormalised log-probabilities over (parent, column) at the frontier; computed once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ class PoolLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def __init__(self, pool: KVPool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._pool = pool
+        self._pool = weakref.proxy(pool)  # no cycle: an old pool goes at once, and not when garbage is collected
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         shape = (self._pool.rows, key_states.shape[1], self._pool.capacity)
