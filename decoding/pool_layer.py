@@ -19,7 +19,8 @@ class PoolLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def __init__(self, pool: KVPool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._pool = weakref.proxy(pool)  # no cycle: an old pool goes at once, and not when garbage is collected
+        # no circle: an old pool goes at once, and not when garbage is collected
+        self._pool: KVPool = weakref.proxy(pool)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         shape = (self._pool.rows, key_states.shape[1], self._pool.capacity)
