@@ -19,12 +19,11 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from .errors import ConfigError, FormatError
-from .features import FEATURE_NAMES
 from .safe_files import inside
 from .trace_schema import BLOCK_SCHEMA, LAYER_SCHEMA, MANIFEST, BlockRow, LayerRow, Manifest, Shard, read_manifest
+from .trace_tables import prompt_tables
 
 Folder = str | os.PathLike[str]
 
@@ -59,7 +58,7 @@ class TraceWriter:
             self.close()
             raise
         self._done = {prompt for shard in self.manifest.shards for prompt in shard.prompts}
-        self._pending: list[tuple[str, list[LayerRow], list[BlockRow]]] = []
+        self._pending: list[tuple[str, pa.Table, pa.Table]] = []
 
     def done_prompts(self) -> frozenset[str]:
         """Prompts that are committed; a resumed run skips them."""
@@ -81,12 +80,17 @@ class TraceWriter:
         Raises:
             ConfigError: the prompt was added before, or a row contradicts itself.
         """
+        self.add_tables(prompt, *prompt_tables(self.manifest.run, prompt, list(layer_rows), list(block_rows)))
+
+    def add_tables(self, prompt: str, layers: pa.Table, blocks: pa.Table) -> None:
+        """The same with the tables of `trace_tables.prompt_tables`, which may come from another process.
+
+        Raises:
+            ConfigError: the prompt was added before.
+        """
         if prompt in self._done or any(prompt == other for other, _, _ in self._pending):
             raise ConfigError(f"Prompt '{prompt}' is in '{self.folder}' already: skip `done_prompts`, use unique ids")
-        layers = list(layer_rows)
-        for row in layers:
-            _check_row(prompt, row)
-        self._pending.append((prompt, layers, list(block_rows)))
+        self._pending.append((prompt, layers, blocks))
         if len(self._pending) >= self.prompts_per_shard:
             self.commit()
 
@@ -95,8 +99,8 @@ class TraceWriter:
         if not self._pending:
             return
         name = f"{len(self.manifest.shards):06d}.parquet"
-        layers = pa.concat_tables(_layer_table(self.manifest.run, prompt, rows) for prompt, rows, _ in self._pending)
-        blocks = pa.concat_tables(_block_table(self.manifest.run, prompt, rows) for prompt, _, rows in self._pending)
+        layers = pa.concat_tables(table for _, table, _ in self._pending)
+        blocks = pa.concat_tables(table for _, _, table in self._pending)
         layer_path, block_path = self.folder / "layers" / name, self.folder / "blocks" / name
         _write_table(layer_path, layers)
         _write_table(block_path, blocks)
@@ -142,35 +146,6 @@ class TraceWriter:
             os.close(handle)
             raise ConfigError(f"Another process is writing to '{self.folder}': wait, or give another folder") from error
         return handle
-
-
-def _check_row(prompt: str, row: LayerRow) -> None:
-    where = f"Prompt '{prompt}', block {row.block}, layer {row.layer}"
-    if tuple(row.features.shape) != (len(FEATURE_NAMES),):
-        raise ConfigError(f"{where}: features have shape {tuple(row.features.shape)}, not ({len(FEATURE_NAMES)},)")
-    wanted = row.num_beams if row.reached else 0
-    if len(row.candidates_needed) != wanted:
-        raise ConfigError(f"{where}: candidates_needed has {len(row.candidates_needed)} entries, not {wanted}")
-    if any(not 0 <= needed <= row.drafted for needed in row.candidates_needed):
-        raise ConfigError(f"{where}: candidates_needed {list(row.candidates_needed)} exceeds the {row.drafted} drafted")
-
-
-def _layer_table(run: str, prompt: str, rows: list[LayerRow]) -> pa.Table:
-    columns: dict[str, Any] = {"run": [run] * len(rows), "prompt": [prompt] * len(rows)}
-    for name in LAYER_SCHEMA.names[2:]:
-        columns[name] = [getattr(row, name) for row in rows]
-    width = len(FEATURE_NAMES)
-    stacked = torch.stack([row.features for row in rows]) if rows else torch.zeros(0, width)
-    flat = pa.array(stacked.to("cpu", torch.float32).reshape(-1).numpy())
-    columns["features"] = pa.FixedSizeListArray.from_arrays(flat, width)
-    return pa.table(columns, schema=LAYER_SCHEMA)
-
-
-def _block_table(run: str, prompt: str, rows: list[BlockRow]) -> pa.Table:
-    columns: dict[str, Any] = {"run": [run] * len(rows), "prompt": [prompt] * len(rows)}
-    for name in BLOCK_SCHEMA.names[2:]:
-        columns[name] = [getattr(row, name) for row in rows]
-    return pa.table(columns, schema=BLOCK_SCHEMA)
 
 
 def _sha256(path: Path) -> str:
