@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from beamwise.cli import main
-from beamwise.commands.collect import CollectOptions, Collector
+from beamwise.commands.collect import CollectOptions
+from beamwise.commands.collector import Collector
 from beamwise.commands.loading import Models
 from beamwise.decoding.features import CONTEXT_NAMES, FEATURE_NAMES
 from beamwise.decoding.generate import SpeculativeBeams

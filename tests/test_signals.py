@@ -19,7 +19,7 @@ import pytest
 
 from beamwise.cli import main
 from beamwise.commands import decode
-from beamwise.commands.collect import Collector
+from beamwise.commands.collector import Collector
 from beamwise.decoding.trace import read_blocks
 from beamwise.decoding.trace_schema import read_manifest
 from tests.fuzz.kills import collect_arguments, rows

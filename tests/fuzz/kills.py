@@ -24,7 +24,7 @@ import torch
 torch.set_num_threads(1)  # before anything starts threads, which a fork would lose
 
 from beamwise.cli import main  # noqa: E402
-from beamwise.commands import collect, decode  # noqa: E402, F401  imported here, not once in every child
+from beamwise.commands import collect, collector, decode  # noqa: E402, F401  imported here, not once in every child
 from beamwise.commands.loading import load_models  # noqa: E402
 from beamwise.decoding.trace import check_traces, read_blocks, read_layers  # noqa: E402
 from tests.conftest import make_tiny_llama  # noqa: E402

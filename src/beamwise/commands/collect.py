@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from beamwise.decoding.errors import ConfigError, InputError
-from beamwise.decoding.prompts import Prompt, encode_prompt, read_prompts
+from beamwise.decoding.prompts import read_prompts
 
-from .loading import load_models, silence_libraries
+from .collector import Decoded, Todo, process_executor
 from .stopping import Interrupted, StopRequests
 
 if TYPE_CHECKING:
-    from .loading import Models
+    import pyarrow as pa
 
-_RESUMABLE = ("out", "limit", "prompts_per_shard", "device", "wandb")
+_ACTORS = ("executor", "address", "actors", "cpus_per_actor", "gpus_per_actor")
+_RESUMABLE = ("out", "limit", "prompts_per_shard", "device", "wandb", *_ACTORS)
 """Options that may differ when a run is continued."""
 
 
@@ -48,6 +51,11 @@ class CollectOptions:
         device: auto, cpu, cuda, ...
         prompts_per_shard: Prompts committed together; a killed run loses at most these.
         wandb: Log progress to wandb (as WANDB_MODE says; without it online for who is logged in, else offline).
+        executor: Decode in this process, or on actors of Ray; the traces are the same.
+        address: Of a Ray cluster, as ray.init takes it; without one a local cluster is started.
+        actors: With Ray; 0 is as many as the cluster has room for.
+        cpus_per_actor: Processor cores of an actor.
+        gpus_per_actor: GPUs of an actor; a fraction lets several share one.
     """
 
     prompts: str
@@ -70,6 +78,11 @@ class CollectOptions:
     device: str = "auto"
     prompts_per_shard: int = 8
     wandb: bool = False
+    executor: Literal["process", "ray"] = "process"
+    address: str = ""
+    actors: int = 0
+    cpus_per_actor: float = 1.0
+    gpus_per_actor: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.num_beams or min(self.num_beams) < 1:
@@ -82,6 +95,8 @@ class CollectOptions:
             raise ConfigError(
                 f"temperature is {self.temperature}: it must be above 0 (--sampling greedy draws nothing)"
             )
+        if self.actors < 0 or self.cpus_per_actor <= 0.0 or self.gpus_per_actor < 0.0:
+            raise ConfigError("actors and gpus_per_actor must be at least 0, cpus_per_actor above 0")
 
 
 def collect(options: CollectOptions) -> Path:
@@ -104,11 +119,10 @@ def collect(options: CollectOptions) -> Path:
         raise InputError(f"Prompts file '{options.prompts}' has the id '{twice[0][:80]}' twice: ids are keys of rows")
     if options.limit:
         prompts = prompts[:: -(-len(prompts) // options.limit)]
-    silence_libraries()
-    models = load_models(options.target, options.draft, options.drafter, options.dtype, options.device)
     settings = {name: value for name, value in asdict(options).items() if name not in _RESUMABLE}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
+        _executor(options) as decode,
         TraceWriter(options.out, options.run, settings, options.prompts_per_shard) as writer,
         Progress(*columns, console=Console(stderr=True)) as progress,
         _Tracker(options) as tracker,
@@ -116,16 +130,16 @@ def collect(options: CollectOptions) -> Path:
     ):
         task = progress.add_task("prompts", total=len(prompts))
         done, rows = writer.done_prompts(), writer.rows
-        collector = Collector(models, options)
-        for index, prompt in enumerate(prompts):
-            if stop.signum is not None:
-                break
-            if prompt.id not in done:
-                log = collector.decode(index, prompt)
-                writer.add_prompt(prompt.id, log.layer_rows, log.block_rows)
-                rows += len(log.layer_rows)
-                tracker.log(index, rows, log.block_rows)
-            progress.update(task, advance=1, description=f"{rows} layer rows, prompts")
+        todo = [(index, prompt) for index, prompt in enumerate(prompts) if prompt.id not in done]
+        progress.advance(task, len(prompts) - len(todo))
+        with closing(decode(todo)) as decoded:
+            for traces in decoded:
+                writer.add_tables(traces.prompt, traces.layers, traces.blocks)
+                rows += traces.layers.num_rows
+                tracker.log(traces.index, rows, traces.blocks)
+                progress.update(task, advance=1, description=f"{rows} layer rows, prompts")
+                if stop.signum is not None:
+                    break
     if stop.signum is not None:
         count = len(writer.done_prompts())
         where = f"stopped after {count} of {len(prompts)} prompts, all in '{options.out}'"
@@ -133,49 +147,12 @@ def collect(options: CollectOptions) -> Path:
     return Path(options.out)
 
 
-class Collector:
-    """Decodes prompts one at a time; each depends on its index and the seed alone, so runs can be cut and joined."""
+def _executor(options: CollectOptions) -> AbstractContextManager[Callable[[Todo], Generator[Decoded]]]:
+    if options.executor == "process":
+        return process_executor(options)
+    from .collect_ray import ray_executor
 
-    def __init__(self, models: Models, options: CollectOptions) -> None:
-        from beamwise.decoding.generate import SpeculativeBeams
-        from beamwise.decoding.trace_log import TraceLog
-
-        self.models = models
-        self.options = options
-        self.log = TraceLog()
-        self.beams = SpeculativeBeams(
-            models.draft,
-            drafter=options.drafter,
-            observer=self.log,
-            measure=True,
-            batch_size=1,
-            verification=options.verification,
-        )
-
-    def decode(self, index: int, prompt: Prompt) -> Any:
-        """Decode a prompt; the log holds its rows until the next one."""
-        import torch
-
-        from beamwise.decoding.widths import RandomWidth
-
-        options = self.options
-        turn = index // len(options.num_beams) % 2 == 1
-        do_sample = options.sampling == "sample" or (options.sampling == "both" and turn)
-        self.beams.policy = RandomWidth(options.gamma, tuple(options.draft_widths), options.seed * 1_000_003 + index)
-        self.beams.seed = options.seed * 1_000_003 + index
-        self.log.begin()
-        ids = torch.tensor([encode_prompt(self.models.tokenizer, prompt.text)], device=self.models.target.device)
-        sampling: dict[str, Any] = {"temperature": options.temperature, "top_k": options.top_k} if do_sample else {}
-        self.models.target.generate(  # type: ignore[operator]
-            ids,
-            attention_mask=torch.ones_like(ids),
-            num_beams=options.num_beams[index % len(options.num_beams)],
-            do_sample=do_sample,
-            max_new_tokens=options.max_new_tokens,
-            custom_generate=self.beams,
-            **sampling,
-        )
-        return self.log
+    return ray_executor(options)
 
 
 class _Tracker:
@@ -200,8 +177,8 @@ class _Tracker:
         if self._run is not None:
             self._run.finish()
 
-    def log(self, index: int, rows: int, blocks: list[Any]) -> None:
+    def log(self, index: int, rows: int, blocks: pa.Table) -> None:
         """One prompt is done."""
         if self._run is not None:
-            layers = sum(block.layers for block in blocks)
-            self._run.log({"prompt": index, "layer_rows": rows, "mean_acceptance_length": layers / len(blocks)})
+            layers = blocks["layers"].to_numpy()
+            self._run.log({"prompt": index, "layer_rows": rows, "mean_acceptance_length": float(layers.mean())})

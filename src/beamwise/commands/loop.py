@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from .collect import CollectOptions, Collector
+from .collect import CollectOptions
+from .collector import Collector
 from .loading import ASSETS, Models
 from .profile import measure_profile
 
