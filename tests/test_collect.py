@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import torch
 
@@ -17,13 +16,11 @@ from beamwise.commands.loading import Models
 from beamwise.decoding.features import CONTEXT_NAMES, FEATURE_NAMES
 from beamwise.decoding.generate import SpeculativeBeams
 from beamwise.decoding.models import load_model
-from beamwise.decoding.trace import read_blocks, read_layers
 from beamwise.decoding.trace_log import TraceLog
 from beamwise.decoding.widths import FixedWidth, LayerPlan, LayerView
 from tests.conftest import make_tiny_llama
+from tests.fuzz.kills import rows
 from tests.tiny_folder import WORDS, save_tiny_folder
-
-TIMES = ("draft_s", "target_s", "other_s")
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +43,6 @@ def arguments(target: str, prompts: str, out: Path) -> list[str]:
     options |= {"max-new-tokens": "12", "gamma": "3", "draft-widths": "[2,6]", "dtype": "float32", "num-beams": "[1,3]"}
     flat = [text for name, value in options.items() for text in (f"--{name}", value)]
     return ["collect", *flat, "--prompts-per-shard", "3"]
-
-
-def rows(folder: Path) -> dict[str, Any]:
-    """All rows, without the times."""
-    tables = {}
-    for name, read in (("layers", read_layers), ("blocks", read_blocks)):
-        table = pa.Table.from_batches(list(read(folder)))
-        tables[name] = table.drop_columns([column for column in TIMES if column in table.column_names]).to_pylist()
-    return tables
 
 
 def test_a_run_cut_off_and_continued_equals_a_whole_one(
