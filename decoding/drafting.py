@@ -12,7 +12,7 @@ from .beams import Beams, Candidates, top_candidates
 from .drafters import Drafter, Proposal
 from .features import FeatureInputs, context_features, layer_features
 from .host import read, reads_are_free
-from .noise import extend_path, gumbel, private_path
+from .noise import extend_path, gumbel_where, private_path
 from .rows import Row
 from .stats import Stopwatch
 from .widths import AskingPlanner, BlockPlanner, LayerPlan, LayerView, Question, WidthPolicy
@@ -189,7 +189,7 @@ class _Stage:
         return top_candidates(
             beams.scores_L,
             log_probs,
-            _draft_noise(row, beams, _columns(proposal)),
+            _draft_noise(row, beams, _columns(proposal), log_probs),
             draft_width,
             proposal.token_ids_V,
             self._weigh(frontier)() if row.request.config.rejection else None,
@@ -239,7 +239,7 @@ def _decide(
     return plans
 
 
-def _draft_noise(row: Row, beams: Beams, tokens_V: torch.Tensor) -> torch.Tensor | None:
+def _draft_noise(row: Row, beams: Beams, tokens_V: torch.Tensor, log_probs_PV: torch.Tensor) -> torch.Tensor | None:
     """Gumbel noise of the draft's candidates, (P, Vd), or None to take the best ones.
 
     Coupled verification shares it with the target. Rejection verification needs fresh draws for every block and parent,
@@ -248,9 +248,10 @@ def _draft_noise(row: Row, beams: Beams, tokens_V: torch.Tensor) -> torch.Tensor
     if not row.request.config.do_sample:
         return None
     if not row.request.config.rejection:
-        return gumbel(beams.paths_L, tokens_V)
+        return gumbel_where(beams.paths_L, tokens_V, log_probs_PV)
     numbers = torch.arange(len(beams), device=tokens_V.device)
-    return gumbel(extend_path(private_path(beams.paths_L, row.history.blocks), numbers), tokens_V)
+    paths = extend_path(private_path(beams.paths_L, row.history.blocks), numbers)
+    return gumbel_where(paths, tokens_V, log_probs_PV)
 
 
 def _columns(proposal: Proposal) -> torch.Tensor:

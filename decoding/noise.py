@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import torch
 
+from .host import reads_are_free
+
 _MASK = 0xFFFFFFFF
 _ROUND_1 = 0x7FEB352D  # the constants of the "lowbias32" and murmur3 mixers, cut to 31 bits where they were longer
 _ROUND_2 = 0x46CA6B35
@@ -93,6 +95,28 @@ def gumbel(paths_L: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     # tail (probability 2**-24), where 1 - u would round to zero.
     complement = _bits(paths_L, token_ids).to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=1.0 - 2.0**-24)
     return complement.neg_().log1p_().neg_().log_().neg_()
+
+
+def gumbel_where(paths_L: torch.Tensor, token_ids_V: torch.Tensor, weights_LV: torch.Tensor) -> torch.Tensor:
+    """The same noise, for continuations that can be drawn; the others' is never looked at, and may be left out.
+
+    Args:
+        paths_L: int64 (L,), path hashes of the beams.
+        token_ids_V: int64 (V,), ids of the tokens.
+        weights_LV: float32 (L, V), log-probabilities; -inf excludes a continuation.
+
+    Returns:
+        float32 (L, V), `gumbel`, or 0 at excluded continuations where counting them costs no wait.
+    """
+    if reads_are_free(weights_LV.device):  # after top_k = 50 a hash of 50 tokens a beam, not of the vocabulary
+        kept = (weights_LV > float("-inf")).view(-1).nonzero().squeeze(1)
+        if kept.shape[0] < weights_LV.numel() // 4:
+            rows = kept.div(token_ids_V.shape[0], rounding_mode="floor")
+            tokens = token_ids_V[kept - rows * token_ids_V.shape[0]]
+            noise = torch.zeros(weights_LV.shape, device=weights_LV.device)
+            noise.view(-1)[kept] = gumbel(paths_L[rows], tokens.unsqueeze(1)).squeeze(1)
+            return noise
+    return gumbel(paths_L, token_ids_V)
 
 
 def uniform(paths_L: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

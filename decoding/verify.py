@@ -12,7 +12,7 @@ from .beams import Beams, Candidates, candidates_to_keep, draw_beams, live_candi
 from .drafting import DraftedLayer
 from .host import read, reads_are_free
 from .joint import Joint, make_joint
-from .noise import gumbel
+from .noise import gumbel_where
 from .outcome import LayerOutcome, Verification, layer_width
 from .rejection import verify_rejection
 from .rows import Row
@@ -152,7 +152,7 @@ class _CoupledBlock:
         drawn, stopped = draw_beams(
             beams.scores_L,
             log_probs,
-            None if self._tokens_V is None else gumbel(beams.paths_L, self._tokens_V),
+            None if self._tokens_V is None else gumbel_where(beams.paths_L, self._tokens_V, log_probs),
             self._keep(self.config.num_beams),
             partial(self.rules.stops, beams.sequences_LT),
         )

@@ -53,7 +53,7 @@ class SpeculativeBeams(generate.SpeculativeBeams):
 def shipped_beams(model: Any, name: str = "smollm2-135m", **settings: Any) -> SpeculativeBeams:
     """`SpeculativeBeams` with the draft and the controller that are shipped for a target.
 
-    The controller plans for at most 4 beams; for more, pass ``controller=None`` and fixed widths.
+    The controller plans for at most 8 beams; for more, pass ``controller=None`` and fixed widths.
 
     Args:
         model: the loaded target.

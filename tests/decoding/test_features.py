@@ -133,7 +133,7 @@ def test_redrawing_a_layer_changes_none_of_its_features(
 ) -> None:
     """Other noise from one layer on: other candidates there, and bitwise the same features up to and including it."""
     target, draft = tiny_llama(0), tiny_llama(1)
-    real_gumbel = drafting.gumbel
+    real_gumbel = drafting.gumbel_where
 
     def first_block(salt: float) -> BlockRecord:
         calls = 0
@@ -144,7 +144,7 @@ def test_redrawing_a_layer_changes_none_of_its_features(
             noise = real_gumbel(*arguments)
             return noise.roll(int(salt), dims=1) if calls > redrawn else noise
 
-        monkeypatch.setattr(drafting, "gumbel", noisy)
+        monkeypatch.setattr(drafting, "gumbel_where", noisy)
         records: list[BlockRecord] = []
         features: list[torch.Tensor] = []
 

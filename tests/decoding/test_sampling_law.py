@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 
 from beamwise.decoding.beams import top_candidates
 from beamwise.decoding.generate import SpeculativeBeams
-from beamwise.decoding.noise import extend_path, gumbel, root_path
+from beamwise.decoding.noise import extend_path, gumbel, gumbel_where, root_path
 from tests.conftest import make_tiny_llama
 from tests.decoding.enumeration import chi_square_p_value, subset_law, transformers_beam_law
 
@@ -155,3 +155,14 @@ def test_noise_does_not_depend_on_the_order_of_evaluation() -> None:
     assert torch.equal(whole[2:3, 40:60], gumbel(paths[2:3], tokens[40:60]))
     assert torch.equal(whole[[3, 1]], gumbel(paths[[3, 1]], tokens))
     assert torch.equal(whole[:, 10], gumbel(paths, torch.full((4, 1), 10))[:, 0])
+
+
+@pytest.mark.parametrize("excluded", [0.0, 0.5, 0.99, 1.0])
+def test_noise_of_what_can_be_drawn_is_the_same_noise(excluded: float) -> None:
+    torch.manual_seed(0)
+    paths, tokens = torch.cat([root_path(seed, 0) for seed in range(3)]), torch.randperm(500)
+    weights = torch.randn(3, 500).masked_fill_(torch.rand(3, 500) < excluded, float("-inf"))
+    weights[1, 7] = float("nan")
+    expected = weights + gumbel(paths, tokens)
+    found = weights + gumbel_where(paths, tokens, weights)
+    assert torch.equal(found.nan_to_num(99.0), expected.nan_to_num(99.0))
