@@ -232,6 +232,8 @@ class _LearnedPlanner:
         prior_WJ = policy.rows(view.context_features, view.num_beams, "prior")
         answer, settle = self._choose(prior_WJ, trust.prior.factor * trust.full.factor)
         hope = settle(answer.tolist())
+        if view.layer == 0:
+            trust.judge(hopeless=hope.value <= 0.0)  # it would not pay even if the draft were free
         if hope.value <= self.ledger.rate * policy.draft_ms(view.num_parents):
             return None
         full_WJ = policy.rows(view.features, view.num_beams, "full")
@@ -256,6 +258,8 @@ class _LearnedPlanner:
             self.trust.begin(view.outcomes)
             self.tokens = view.num_parents
             ledger.begin(policy.target_ms(self.tokens) + policy.profile.block_ms)
+            if self.trust.rests():
+                return False
         return view.layer < policy.max_gamma and self.reach > ledger.rate * policy.draft_ms(view.num_parents)
 
     def _settle(self, view: LayerView, choice: Choice) -> LayerPlan | None:

@@ -67,7 +67,7 @@ class Reads(TorchDispatchMode):
 @pytest.fixture
 def looking_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where a read costs a wait."""
-    for module in ("verify", "drafting"):
+    for module in ("verify", "drafting", "noise"):
         monkeypatch.setattr(f"beamwise.decoding.{module}.reads_are_free", lambda device: False)
 
 
