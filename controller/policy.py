@@ -232,9 +232,10 @@ class _LearnedPlanner:
         prior_WJ = policy.rows(view.context_features, view.num_beams, "prior")
         answer, settle = self._choose(prior_WJ, trust.prior.factor * trust.full.factor)
         hope = settle(answer.tolist())
+        price = self.ledger.rate * policy.draft_ms(view.num_parents)
         if view.layer == 0:
-            trust.judge(hopeless=hope.value <= 0.0)  # it would not pay even if the draft were free
-        if hope.value <= self.ledger.rate * policy.draft_ms(view.num_parents):
+            trust.judge(hopeless=hope.value + hope.success <= price)  # it would not pay if it were twice as likely
+        if hope.value <= price:
             return None
         full_WJ = policy.rows(view.features, view.num_beams, "full")
         cell = hope.width - 1, policy.draft_widths.index(hope.draft_width)

@@ -74,9 +74,9 @@ class PromptTrust:
         return resting
 
     def judge(self, hopeless: bool) -> None:
-        """What was found when a block was asked about: each time that it was hopeless, the rest doubles."""
+        """What was found when a block was asked about: from the second hopeless one in a row on, the rest doubles."""
         self.hopeless = self.hopeless + 1 if hopeless else 0
-        self.rest = min(2 ** (self.hopeless - 1), _LONGEST_REST) if hopeless else 0
+        self.rest = min(2**self.hopeless // 4, _LONGEST_REST)
 
     def begin(self, outcomes: Sequence[bool]) -> None:
         """A block begins; ``outcomes`` are those of the last one's layers, as far as they were reached."""
