@@ -19,7 +19,7 @@ ADDED_ARGUMENTS = {
     "generate": "--max-new-tokens 6",
     "generate --help": "",
     "demo": "--max-new-tokens 3 --no-learn",
-    "collect": "--max-new-tokens 12 --num-beams [2] --gamma 2 --draft-widths [4]",
+    "collect": "--max-new-tokens 8 --num-beams 4 --gamma 2 --draft-widths 4",
     "profile": "--tokens [1,4] --repeats 1",
     "train": "--trainer.max_epochs 1 --trainer.accelerator cpu",
     "simulate": "--prompts all",

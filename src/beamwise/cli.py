@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from docstring_parser import parse as parse_docstring
 from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, DefaultHelpFormatter
@@ -155,6 +155,8 @@ def _run(given: list[str]) -> int:
     for item in dataclasses.fields(options_class):
         if values[item.name] is None and type(None) not in get_args(hints[item.name]):
             raise ConfigError(f"--{item.name.replace('_', '-')} is null: give a value, or leave the option out")
+        if get_origin(hints[item.name]) is list and not isinstance(values[item.name], list):
+            values[item.name] = [values[item.name]]
     options = options_class(**{item.name: values[item.name] for item in dataclasses.fields(options_class)})
     return _report(_load(command.run)(options))
 
@@ -185,7 +187,10 @@ def build_parser(chosen: str | None) -> ArgumentParser:
 
 
 def _command_parser(name: str, options_class: type) -> ArgumentParser:
-    """One option per field: ``num_beams`` becomes ``--num-beams``, a bool ``--flag`` and ``--no-flag``."""
+    """One option per field: ``num_beams`` becomes ``--num-beams``, a bool ``--flag`` and ``--no-flag``.
+
+    A list of one may be given as the one: ``--num-beams 4``.
+    """
     docs = parse_docstring(options_class.__doc__ or "")
     helps = {param.arg_name: " ".join((param.description or "").split()) for param in docs.params}
     types = get_type_hints(options_class)
@@ -200,12 +205,15 @@ def _command_parser(name: str, options_class: type) -> ArgumentParser:
         flag, text = "--" + item.name.replace("_", "-"), helps.get(item.name, "").replace("%", "%%")
         factory = item.default_factory
         default = item.default if factory is dataclasses.MISSING else factory()
+        kind = types[item.name]
+        if get_origin(kind) is list:
+            kind = kind | get_args(kind)[0]
         if default is dataclasses.MISSING:
-            parser.add_argument(flag, type=types[item.name], required=True, help=text)
-        elif types[item.name] is bool:
+            parser.add_argument(flag, type=kind, required=True, help=text)
+        elif kind is bool:
             parser.add_argument(flag, action=ActionYesNo(no_prefix="no-"), default=default, help=text)
         else:
-            parser.add_argument(flag, type=types[item.name], default=default, help=text)
+            parser.add_argument(flag, type=kind, default=default, help=text)
     return parser
 
 
