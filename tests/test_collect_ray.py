@@ -20,10 +20,13 @@ from tests.fuzz.kills import collect_arguments, rows
 pytest.importorskip("ray.data", reason="Ray is not installed: pip install 'beamwise[ray]'")
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster at a time
 
+PROMPTS = 60
+"""Two to a shard: enough that there is something left to do when somebody was killed."""
+
 
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return collect_arguments(tmp_path_factory.mktemp("inputs"))
+    return collect_arguments(tmp_path_factory.mktemp("inputs"), PROMPTS)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +84,7 @@ def test_a_killed_actor_and_a_killed_driver_leave_the_dataset_of_one_process(
     finally:
         driver.kill()
         driver.wait()
-    assert shards(out) < 12, "the driver was killed too late to show anything"
+    assert shards(out) < PROMPTS // 2, "the driver was killed too late to show anything"
     assert start(arguments, out, actors=1).wait(timeout=300) == 0
     assert rows(out) == whole
 
@@ -93,6 +96,19 @@ def test_a_killed_actor_is_replaced(arguments: list[str], whole: dict[str, Any],
     wait_for(lambda: shards(out), driver)
     os.kill(victim, signal.SIGKILL)
     assert driver.wait(timeout=300) == 0
+    assert rows(out) == whole
+
+
+def test_a_signal_ends_it_well_and_one_process_can_go_on(
+    arguments: list[str], whole: dict[str, Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "traces"
+    driver = start(arguments, out, actors=1)
+    wait_for(lambda: shards(out), driver)
+    driver.send_signal(signal.SIGINT)
+    assert driver.wait(timeout=120) == 128 + signal.SIGINT
+    assert 0 < shards(out) < PROMPTS // 2
+    assert main([*arguments, "--out", str(out)]) == 0
     assert rows(out) == whole
 
 
