@@ -113,7 +113,7 @@ def gumbel_where(paths_L: torch.Tensor, token_ids_V: torch.Tensor, weights_LV: t
         if kept.shape[0] < weights_LV.numel() // 4:
             rows = kept.div(token_ids_V.shape[0], rounding_mode="floor")
             tokens = token_ids_V[kept - rows * token_ids_V.shape[0]]
-            noise = torch.zeros(weights_LV.shape, device=weights_LV.device)
+            noise = torch.zeros(weights_LV.shape, dtype=torch.float32, device=weights_LV.device)
             noise.view(-1)[kept] = gumbel(paths_L[rows], tokens.unsqueeze(1)).squeeze(1)
             return noise
     return gumbel(paths_L, token_ids_V)
