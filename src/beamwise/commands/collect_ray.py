@@ -92,7 +92,18 @@ def _stream(ray: Any, options: CollectOptions, actors: int, todo: Todo) -> Gener
         num_cpus=options.cpus_per_actor,
         num_gpus=options.gpus_per_actor,
     )
-    for row in decoded.iter_rows():
+    # not `iter_rows`: it reads ahead in threads, which an abandoned stream leaves running while Ray is shut down
+    bundles = decoded.iter_internal_ref_bundles()
+    try:
+        for bundle in bundles:
+            for block in bundle.block_refs:
+                yield from _rows(ray.get(block))
+    finally:
+        del bundles  # ends the execution where it was abandoned
+
+
+def _rows(block: pa.Table) -> Iterator[Decoded]:
+    for row in block.to_pylist():
         if row["error"] is not None:
             raise BeamwiseError(row["error"])
         yield Decoded(row["index"], row["id"], _unpack(row["layers"]), _unpack(row["blocks"]))
