@@ -221,7 +221,7 @@ def _oracle(models: Models, setting: Setting, options: MethodOptions) -> Decoder
 
     from .oracle import Survey, best_plan
 
-    profile = Controller.from_pretrained(options.controller).policy().profile
+    profile = Controller.from_pretrained(options.controller).policy(dtype=setting.dtype).profile
     arguments, acceptance = options.arguments(setting), Acceptance()
     survey_beams = SpeculativeBeams(models.draft, cast(Any, options.drafter), seed=options.seed, batch_size=1)
     beams = SpeculativeBeams(

@@ -148,7 +148,7 @@ def main() -> None:
             arguments |= {"do_sample": sampling == "sample"}
             oracle = None
             if options.oracle:
-                profile = Controller.from_pretrained(options.controller).policy().profile
+                profile = Controller.from_pretrained(options.controller).policy(dtype=options.dtype).profile
                 widest = (options.oracle_gamma, options.oracle_width)
                 oracle = partial(plan_in_hindsight, models, arguments=arguments, profile=profile, widest=widest)
             runs = compare(models, policies, prompts, arguments, oracle)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +16,26 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors.torch import save_file
 
 from beamwise.decoding.errors import ConfigError, FormatError, ModelError
-from beamwise.decoding.features import FEATURE_NAMES, SCHEMA_VERSION, schema_hash
+from beamwise.decoding.features import SCHEMA_VERSION, schema_hash
 from beamwise.decoding.safe_files import check_types, inside, read_json, read_tensors
 
+from .info import FORMAT, VERSION, ControllerInfo, Shape
 from .latency import LatencyProfile
 from .policy import LearnedWidth
 from .predictor import PredictorConfig, WidthPredictor
 
-FORMAT = "beamwise-controller"
-VERSION = 1
 _CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
 _MAX_WEIGHTS = 2**28
 """Longest weights file accepted, in bytes: predictors have a few thousand parameters."""
-_LIMITS = {"max_gamma": 64, "max_width": 256, "num_beams": 256, "edges' last": 1024, "profile's tokens": 64}
+_LIMITS = {
+    "max_gamma": 64,
+    "max_width": 256,
+    "num_beams": 256,
+    "edges' last": 1024,
+    "profile's tokens": 64,
+    "profiles": 16,
+}
 _MODEL_CARD = """---
 {{ card_data }}
 ---
@@ -40,52 +44,6 @@ A width controller for Beamwise: it decides how deep and how wide to draft in
 speculative beam decoding. `config.json` names the models it was trained for and what was measured on held-out prompts.
 Use it with `SpeculativeBeams(draft_model=..., controller="this repository")`.
 """
-
-
-@dataclass
-class ControllerInfo:
-    """What a controller's ``config.json`` says besides its weights' hash.
-
-    Attributes:
-        predictor: shape of the predictor.
-        profile: latency profile of the device it plans for, or None.
-        models: names of target, draft and drafter whose traces it learned from.
-        num_beams: numbers of beams in those traces; a policy plans for no more than the largest.
-        max_draft_width: widest layer in them, or None; beyond it nothing was learned, so a policy drafts no wider.
-        max_gamma: deepest block in them, or None; a policy drafts no deeper.
-        metrics: measured on held-out prompts.
-        training: data fingerprints and settings.
-        versions: of the software that made it.
-        schema: hash of the feature schema.
-        schema_version: its version.
-        feature_names: in order.
-        format: always ``"beamwise-controller"``.
-        version: of this format.
-    """
-
-    predictor: PredictorConfig
-    profile: LatencyProfile | None = None
-    models: dict[str, str] = field(default_factory=dict)
-    num_beams: list[int] = field(default_factory=list)
-    max_draft_width: int | None = None
-    max_gamma: int | None = None
-    metrics: dict[str, Any] = field(default_factory=dict)
-    training: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=lambda: _versions())
-    schema: str = field(default_factory=schema_hash)
-    schema_version: int = SCHEMA_VERSION
-    feature_names: list[str] = field(default_factory=lambda: list(FEATURE_NAMES))
-    format: str = FORMAT
-    version: int = VERSION
-
-
-@dataclass
-class _Shape:
-    """`PredictorConfig` as JSON has it."""
-
-    max_width: int
-    edges: list[int]
-    hidden: int
 
 
 class Controller(
@@ -108,25 +66,34 @@ class Controller(
         self.network = network.eval()
         self.info = info
 
-    def policy(self, profile: LatencyProfile | None = None, **settings: Any) -> LearnedWidth:
+    def policy(self, profile: LatencyProfile | None = None, dtype: str = "", **settings: Any) -> LearnedWidth:
         """The width policy.
 
         Args:
             profile: of this device; None takes the controller's own.
+            dtype: of the target, as ``"float32"``; chooses among the controller's profiles, where it has one for it.
             **settings: passed on to `LearnedWidth`; by default it goes no further than the traces went in depth, draft
                 width and beams.
 
         Raises:
             ConfigError: a setting out of range, or no profile at all.
         """
-        profile = profile if profile is not None else self.info.profile
+        info = self.info
+        profile = profile or next((one for one in info.other_profiles if one.dtype == dtype != ""), info.profile)
         if profile is None:
             raise ConfigError("This controller has no latency profile: measure one with beamwise profile and give it")
-        info = self.info
         limits = {"max_gamma": info.max_gamma, "max_draft_width": info.max_draft_width}
         limits["max_beams"] = max(info.num_beams, default=None)
         known = {name: value for name, value in limits.items() if value is not None}
         return LearnedWidth(self.network, profile, **{**known, **settings})
+
+    def add_profile(self, profile: LatencyProfile) -> None:
+        """Take in a profile, in place of one of the same dtype; the first one given stays the one for other dtypes."""
+        info = self.info
+        if info.profile is None or info.profile.dtype == profile.dtype:
+            info.profile = profile
+        else:
+            info.other_profiles = [one for one in info.other_profiles if one.dtype != profile.dtype] + [profile]
 
     def check_models(self, models: Mapping[str, str]) -> None:
         """Refuse a pair of models other than the one it learned from.
@@ -203,10 +170,6 @@ class Controller(
         return cls(network, info)
 
 
-def _versions() -> dict[str, str]:
-    return {"python": platform.python_version(), **{name: version(name) for name in ("beamwise", "torch")}}
-
-
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -254,9 +217,11 @@ def _build(folder: Path, raw: dict[str, Any]) -> tuple[WidthPredictor, Controlle
             raise TypeError("weights that are not float32")
         network.load_state_dict(state, assign=True)
         profile = None if raw["profile"] is None else LatencyProfile.from_dict(raw["profile"])
-        rest = {name: raw[name] for name in set(raw) - {"weights_sha256", "digest", "predictor", "profile"}}
+        others = [LatencyProfile.from_dict(one) for one in raw.get("other_profiles", [])]
+        taken = {"weights_sha256", "digest", "predictor", "profile", "other_profiles"}
+        rest = {name: raw[name] for name in set(raw) - taken}
         check_types(ControllerInfo, rest)
-        info = ControllerInfo(predictor=config, profile=profile, **rest)
+        info = ControllerInfo(predictor=config, profile=profile, other_profiles=others, **rest)
         _check_limits(info)
     except (OSError, KeyError, TypeError, RuntimeError) as error:
         raise FormatError(f"'{folder}' does not hold the controller that its {_CONFIG} describes: {error}") from error
@@ -269,8 +234,14 @@ def _check_limits(info: ControllerInfo) -> None:
     Raises:
         TypeError: a number far beyond what decoding can use.
     """
-    points = 0 if info.profile is None else len(info.profile.tokens)
-    numbers = {"max_gamma": info.max_gamma or 0, "max_width": info.predictor.max_width, "profile's tokens": points}
+    profiles = [one for one in (info.profile, *info.other_profiles) if one is not None]
+    points = max((len(one.tokens) for one in profiles), default=0)
+    numbers = {
+        "max_gamma": info.max_gamma or 0,
+        "max_width": info.predictor.max_width,
+        "profile's tokens": points,
+        "profiles": len(profiles),
+    }
     numbers |= {"num_beams": max(info.num_beams, default=1), "edges' last": info.predictor.edges[-1]}
     for name, number in numbers.items():
         if number > (limit := _LIMITS[name]):
@@ -284,6 +255,6 @@ def _predictor_config(raw: Any) -> PredictorConfig:
         TypeError: it is no such thing.
         ConfigError: a value out of range.
     """
-    shape = _Shape(**raw)
-    check_types(_Shape, raw)
+    shape = Shape(**raw)
+    check_types(Shape, raw)
     return PredictorConfig(shape.max_width, tuple(shape.edges), shape.hidden)

@@ -36,6 +36,7 @@ class LatencyProfile:
         call_ms: of everything else that a prompt costs (preparing the call, packing its output).
         sampling_ms: of drawing a beam instead of taking the best; see `when_sampling`.
         device: where it was measured.
+        dtype: of the weights and forwards, as ``"bfloat16"``; empty where that is not known.
         source: how, or where it was published.
 
     Raises:
@@ -50,6 +51,7 @@ class LatencyProfile:
     call_ms: float = 0.0
     sampling_ms: float = 0.0
     device: str = ""
+    dtype: str = ""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -96,7 +98,7 @@ class LatencyProfile:
         try:
             columns = {name: tuple(float(value) for value in raw[name]) for name in ("target_ms", "draft_ms")}
             numbers = {name: float(raw[name]) for name in OVERHEADS if name in raw}
-            texts = {name: str(raw[name]) for name in ("device", "source") if name in raw}
+            texts = {name: str(raw[name]) for name in ("device", "dtype", "source") if name in raw}
             return cls(tokens=tuple(int(value) for value in raw["tokens"]), **columns, **numbers, **texts)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError) as error:
             raise FormatError(f"The {where} is malformed: {error}") from error

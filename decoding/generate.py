@@ -114,7 +114,7 @@ class SpeculativeBeams:
 
     def engine(self, target: PreTrainedModel, num_beams: int) -> Engine:
         """The engine for a target model; kept between calls."""
-        policy = self.policy or self._default_policy(self.draft_width or num_beams + 4)
+        policy = self.policy or self._default_policy(target, self.draft_width or num_beams + 4)
         if self._engine is None or self._engine.target.model is not target:
             named = self.drafter
             drafter = make_drafter(named, self.draft_model, target) if isinstance(named, str) else named
@@ -122,7 +122,8 @@ class SpeculativeBeams:
         self._engine.policy = policy
         return self._engine
 
-    def _default_policy(self, draft_width: int) -> WidthPolicy:
+    def _default_policy(self, target: PreTrainedModel, draft_width: int) -> WidthPolicy:
+        """Plans where no policy was given."""
         if self.variant["width_mode"] == "dynamic":
             return PaperWidth(self.gamma, draft_width, self.threshold)
         return FixedWidth(self.gamma, draft_width)

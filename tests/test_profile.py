@@ -9,7 +9,9 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from beamwise.cli import main
+from beamwise.controller.checkpoint import Controller
 from beamwise.controller.hardware import load_hardware
+from tests.controller.test_checkpoint import make_controller
 from tests.tiny_folder import save_tiny_folder
 
 
@@ -22,8 +24,21 @@ def test_what_is_measured(tmp_path: Path, tiny_llama: Callable[..., LlamaForCaus
     assert profile.tokens == (1, 4)
     assert min(*profile.target_ms, *profile.draft_ms, profile.block_ms, profile.call_ms) > 0.0
     assert min(profile.layer_ms, profile.sampling_ms) >= 0.0
+    assert profile.dtype == "bfloat16"
     assert main([*command, "--draft", "none", "--drafter", "lookup", "--out", str(tmp_path / "lookup.yaml")]) == 0
     assert load_hardware(tmp_path / "lookup.yaml").draft_ms == (0.0, 0.0)
+
+
+def test_a_controller_takes_it_in(tmp_path: Path, tiny_llama: Callable[..., LlamaForCausalLM]) -> None:
+    target, folder = save_tiny_folder(tmp_path / "target", tiny_llama(vocab_size=48)), tmp_path / "controller"
+    make_controller().save_pretrained(folder)
+    command = ["profile", "--target", target, "--draft", "none", "--drafter", "lookup", "--device", "cpu"]
+    command += ["--tokens", "[1,4]", "--context", "8", "--repeats", "1", "--controller", str(folder)]
+    assert main([*command, "--dtype", "float32", "--out", str(tmp_path / "profile.json")]) == 0
+    profile = load_hardware(tmp_path / "profile.json")
+    policies = {dtype: Controller.from_pretrained(folder).policy(dtype=dtype) for dtype in ("float32", "bfloat16")}
+    assert policies["float32"].profile == profile
+    assert policies["bfloat16"].profile == make_controller().info.profile
 
 
 def test_bad_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

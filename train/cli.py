@@ -12,7 +12,8 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from beamwise.controller.checkpoint import Controller, ControllerInfo
+from beamwise.controller.checkpoint import Controller
+from beamwise.controller.info import ControllerInfo
 from beamwise.controller.latency import LatencyProfile
 from beamwise.decoding.errors import BeamwiseError, ConfigError
 from beamwise.decoding.trace_schema import MANIFEST, read_manifest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 from beamwise.controller import checkpoint
-from beamwise.controller.checkpoint import Controller, ControllerInfo
+from beamwise.controller.checkpoint import Controller
+from beamwise.controller.info import ControllerInfo
 from beamwise.controller.latency import LatencyProfile
 from beamwise.controller.predictor import PredictorConfig, WidthPredictor
 from beamwise.decoding.errors import ConfigError, FormatError, ModelError
@@ -61,6 +63,20 @@ def test_a_profile_is_needed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no latency profile"):
         loaded.policy()
     assert loaded.policy(PROFILE).profile == PROFILE
+
+
+def test_profiles_by_dtype(tmp_path: Path) -> None:
+    controller = make_controller()
+    half, single = (replace(PROFILE, dtype=dtype, block_ms=ms) for dtype, ms in (("bfloat16", 1.0), ("float32", 2.0)))
+    for profile in (single, half, single):
+        controller.add_profile(profile)
+    controller.save_pretrained(tmp_path)
+    loaded = Controller.from_pretrained(tmp_path)
+    assert loaded.info == controller.info
+    assert len(loaded.info.other_profiles) == 2
+    chosen = {dtype: loaded.policy(dtype=dtype).profile for dtype in ("bfloat16", "float32", "float16", "")}
+    assert chosen == {"bfloat16": half, "float32": single, "float16": PROFILE, "": PROFILE}
+    assert loaded.policy(half, dtype="float32").profile == half
 
 
 def test_a_policy_goes_no_further_than_the_traces_went() -> None:

@@ -20,7 +20,8 @@ import yaml
 from beamwise.cli import main
 from beamwise.commands.loading import load_draft_model
 from beamwise.controller import checkpoint
-from beamwise.controller.checkpoint import Controller, ControllerInfo
+from beamwise.controller.checkpoint import Controller
+from beamwise.controller.info import ControllerInfo
 from beamwise.controller.latency import LatencyProfile
 from beamwise.controller.predictor import PredictorConfig, WidthPredictor
 from beamwise.decoding.draft_model import DraftCheckpoint, build_draft, save_draft

@@ -37,6 +37,7 @@ class ProfileOptions:
 
     Attributes:
         out: File of the profile, .json or .yaml.
+        controller: Folder of a controller that takes the profile in, besides those of other dtypes.
         target: Target model: a name, folder or Hugging Face id.
         draft: Draft model: a folder, a Hugging Face id, none, or default.
         drafter: What proposes tokens, as in `beamwise generate`.
@@ -49,6 +50,7 @@ class ProfileOptions:
     """
 
     out: str
+    controller: str | None = None
     target: str = "smollm2-135m"
     draft: str = "default"
     drafter: Literal["auto", "model", "lookup", "union"] = "auto"
@@ -72,13 +74,20 @@ def profile(options: ProfileOptions) -> Path:
     Raises:
         ConfigError: bad options.
         ModelError: a model that cannot be loaded or paired.
+        FormatError: a damaged or foreign controller.
     """
+    from beamwise.controller.checkpoint import Controller
+
     silence_libraries()
+    controller = None if options.controller is None else Controller.from_pretrained(options.controller)
     models = load_models(options.target, options.draft, options.drafter, options.dtype, options.device)
     measured = measure_profile(
         models, options.drafter, options.tokens, options.context, options.repeats, options.runner
     )
     measured.save(options.out)
+    if controller is not None:
+        controller.add_profile(measured)
+        controller.save_pretrained(str(options.controller))
     return Path(options.out)
 
 
@@ -108,7 +117,8 @@ def measure_profile(
         if source is not None and models.draft is not None:
             draft_forward = _draft_forward(source, context, capacity, runner)
         forwards = measure(target_forward, draft_forward, tokens, repeats, synchronise, device=name)
-    return dataclasses.replace(forwards, **_overheads(models, source, runner))  # type: ignore[arg-type]
+    dtype = str(models.target.dtype).removeprefix("torch.")
+    return dataclasses.replace(forwards, dtype=dtype, **_overheads(models, source, runner))  # type: ignore[arg-type]
 
 
 def _target_forward(pool: Any, context: int) -> Callable[[int], object]:
