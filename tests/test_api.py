@@ -52,13 +52,15 @@ def test_it_plans_by_the_profile_of_the_targets_dtype(
 def test_the_controller_changes_no_token(controller: Controller, tiny_llama: Callable[..., LlamaForCausalLM]) -> None:
     model, ids = tiny_llama(), torch.tensor([[5, 9, 5, 9, 5]])
     arguments = {"num_beams": 2, "max_new_tokens": 24, "do_sample": True}
-    texts = []
+    texts, drafted = [], []
     for beams in (
         SpeculativeBeams(tiny_llama(), "model", controller, seed=3),
         SpeculativeBeams(drafter="none", seed=3),
     ):
         texts.append(model.generate(ids, attention_mask=torch.ones_like(ids), custom_generate=beams, **arguments))
+        drafted.append(beams.stats.draft_forwards)
     assert torch.equal(*texts)
+    assert drafted[0] > 0 == drafted[1]
 
 
 @pytest.mark.parametrize(

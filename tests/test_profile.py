@@ -42,6 +42,10 @@ def test_a_controller_takes_it_in(tmp_path: Path, tiny_llama: Callable[..., Llam
 
 
 def test_bad_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for options, said in ((["--tokens", "[4,1]"], "increasing"), (["--context", "1"], "at least 2")):
+    for options, said in (
+        (["--tokens", "[4,1]"], "increasing"),
+        (["--context", "1"], "at least 2"),
+        (["--controller", "NOWHERE"], "is no folder"),
+    ):
         assert main(["profile", "--out", str(tmp_path / "profile.json"), *options]) == 2
         assert said in capsys.readouterr().err

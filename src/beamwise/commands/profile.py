@@ -62,6 +62,10 @@ class ProfileOptions:
     runner: Literal["auto", "eager", "buckets", "graphs", "compile"] = "auto"
 
     def __post_init__(self) -> None:
+        if self.controller is not None and not Path(self.controller).is_dir():
+            raise ConfigError(
+                f"--controller '{self.controller}' is no folder: give one of a controller on this machine"
+            )
         if not self.tokens or sorted(set(self.tokens)) != self.tokens or self.tokens[0] < 1:
             raise ConfigError(f"tokens is {self.tokens}: give increasing counts of at least 1")
         if self.context < 2:
