@@ -20,7 +20,7 @@ from beamwise.decoding.features import SCHEMA_VERSION, schema_hash
 from beamwise.decoding.safe_files import check_types, inside, read_json, read_tensors
 
 from .info import FORMAT, VERSION, ControllerInfo, Shape
-from .latency import LatencyProfile
+from .latency import MOST_COUNTS, LatencyProfile
 from .policy import LearnedWidth
 from .predictor import PredictorConfig, WidthPredictor
 
@@ -33,7 +33,7 @@ _LIMITS = {
     "max_width": 256,
     "num_beams": 256,
     "edges' last": 1024,
-    "profile's tokens": 64,
+    "profile's tokens": MOST_COUNTS,
     "profiles": 16,
 }
 _MODEL_CARD = """---

@@ -19,6 +19,8 @@ from beamwise.decoding.errors import ConfigError, FormatError
 
 OVERHEADS = ("layer_ms", "block_ms", "call_ms", "sampling_ms")
 """Milliseconds besides the forwards; 0 where a file leaves them out."""
+MOST_COUNTS = 64
+"""Token counts in a profile, at most."""
 Forward = Callable[[int], object]
 """Runs one forward over as many new tokens as it is given."""
 
@@ -40,7 +42,7 @@ class LatencyProfile:
         source: how, or where it was published.
 
     Raises:
-        ConfigError: columns of different length, counts that do not increase, or negative times.
+        ConfigError: columns of different length, counts that do not increase or are too many, or negative times.
     """
 
     tokens: tuple[int, ...]
@@ -57,6 +59,8 @@ class LatencyProfile:
     def __post_init__(self) -> None:
         if not self.tokens or not len(self.tokens) == len(self.target_ms) == len(self.draft_ms):
             raise ConfigError("A latency profile needs tokens, target_ms and draft_ms of the same length, at least 1")
+        if len(self.tokens) > MOST_COUNTS:
+            raise ConfigError(f"A latency profile has {len(self.tokens)} token counts: {MOST_COUNTS} at most")
         if self.tokens[0] < 1 or sorted(set(self.tokens)) != list(self.tokens):
             raise ConfigError(f"A latency profile's tokens are {self.tokens}: they must increase from at least 1")
         times = (*self.target_ms, *self.draft_ms, self.layer_ms, self.block_ms, self.call_ms, self.sampling_ms)
@@ -139,16 +143,15 @@ def read_yaml(path: str | os.PathLike[str], what: str) -> Any:
 
 
 def _interpolate(counts: Sequence[int], values: Sequence[float], tokens: int) -> float:
-    """Piecewise linear, kept non-decreasing: a slower measurement of fewer tokens is noise."""
-    if tokens <= counts[0]:
+    """Piecewise linear, as measured: kernels differ by shape, and more tokens can take less. Beyond, never falling."""
+    if tokens <= counts[0] or len(counts) == 1:
         return values[0]
-    running = [max(values[: index + 1]) for index in range(len(values))]
-    for right in range(1, len(counts)):
-        if tokens <= counts[right] or right == len(counts) - 1:
-            left = right - 1
-            slope = (running[right] - running[left]) / (counts[right] - counts[left])
-            return running[left] + slope * (tokens - counts[left])
-    return running[0]  # one count only: no slope is known
+    right = next((index for index, count in enumerate(counts) if tokens <= count), len(counts) - 1)
+    left = right - 1
+    slope = (values[right] - values[left]) / (counts[right] - counts[left])
+    if tokens > counts[right]:
+        return values[right] + max(slope, 0.0) * (tokens - counts[right])
+    return values[left] + slope * (tokens - counts[left])
 
 
 def measure(

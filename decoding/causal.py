@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from .attention import GROUPED, attention_implementation, grouped_mask
 from .errors import UnsupportedError
-from .linear import swappable_linears, transposed_linears
+from .linear import PackedLinears
 
 _MOST_COMPILED = 512
 """Shapes of one model that are compiled, at most."""
@@ -23,12 +23,13 @@ class CausalModel:
 
     Args:
         model: any decoder-only causal LM; its numerics are its own (dtype, device, attention kernel).
+        pack_weights: keep a copy of its linear layers' weights in the order that the CPU reads them (see `linear`).
 
     Raises:
         UnsupportedError: the attention implementation cannot take an explicit mask.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, pack_weights: bool = True) -> None:
         self.model = model
         self.device = model.device
         self.implementation = str(getattr(model.config, "_attn_implementation", "sdpa"))
@@ -43,8 +44,9 @@ class CausalModel:
         self.num_layers = int(config.num_hidden_layers)
         self.vocab_size = int(config.vocab_size)
         self._output_embeddings: torch.nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        self._linears = swappable_linears(model)
-        self._head_linears = [module for module in self._linears if module is self._output_embeddings]
+        self._linears = PackedLinears(model, pack_weights)
+        head = self._output_embeddings
+        self._head_linears = PackedLinears(torch.nn.Identity() if head is None else head, pack_weights)
         body = model.base_model
         self._body = body if body is not model and self._splits(body) else None
 
@@ -58,6 +60,11 @@ class CausalModel:
         ours = head(body(input_ids=token, use_cache=False).last_hidden_state)
         return bool(torch.equal(ours, self.model(input_ids=token, use_cache=False).logits))
 
+    def refresh(self) -> None:
+        """Notice weights that were changed since the last call."""
+        self._linears.refresh()
+        self._head_linears.refresh()
+
     def hidden(self, compiled: bool = False, **inputs: Any) -> torch.Tensor:
         """Last hidden states, (B, T, hidden); the logits themselves where body and head cannot be told apart.
 
@@ -70,7 +77,7 @@ class CausalModel:
                 with torch._dynamo.config.patch(recompile_limit=_MOST_COMPILED, accumulated_recompile_limit=1 << 16):
                     output = self._compiled(**inputs)
             else:
-                with transposed_linears(self._linears):
+                with self._linears.in_use():
                     output = (self._body or self.model)(**inputs)
         return cast(torch.Tensor, output.logits if self._body is None else output.last_hidden_state)
 
@@ -83,7 +90,7 @@ class CausalModel:
         if self._body is None:
             return hidden
         assert self._output_embeddings is not None
-        with transposed_linears(self._head_linears):
+        with self._head_linears.in_use():
             return cast(torch.Tensor, self._output_embeddings(hidden))
 
     def mask(self, visible: torch.Tensor) -> torch.Tensor:

@@ -58,6 +58,7 @@ class Engine:
         rows: prompts decoded at once.
         observer: called after every block of every prompt.
         measure: keep wall-clock shares (waits for the device at each boundary on a GPU).
+        pack_weights: see `CausalModel`.
     """
 
     def __init__(
@@ -68,8 +69,9 @@ class Engine:
         rows: int = 1,
         observer: Callable[[BlockRecord], None] | None = None,
         measure: bool = False,
+        pack_weights: bool = True,
     ) -> None:
-        self.target = CausalModel(target)
+        self.target = CausalModel(target, pack_weights)
         check_model(self.target)
         self.drafter = drafter
         self.policy = policy if policy is not None else FixedWidth(gamma=0, draft_width=1)

@@ -274,6 +274,7 @@ def renew_pool(
         embed: of both pools.
         runner: as asked for.
     """
+    model.refresh()
     kind = resolve_runner(runner, model.model)
     fits = old is not None and old.model is model and old.rows >= rows and old.capacity >= capacity
     if old is None or not fits or kind == "eager" or old.runner_name != kind:

@@ -16,6 +16,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from beamwise.decoding.models import SMOLLM2, load_model
+from tests.tiny_folder import save_tiny_folder
 
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
@@ -70,3 +71,9 @@ def smollm2() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 def smollm2_bf16() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The real target in bfloat16."""
     return load_model(SMOLLM2, dtype="bfloat16", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Callable[..., LlamaForCausalLM]) -> str:
+    """A saved tiny model of 48 tokens, with a tokenizer."""
+    return save_tiny_folder(tmp_path_factory.mktemp("tiny"), tiny_llama(vocab_size=48))

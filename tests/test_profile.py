@@ -29,9 +29,13 @@ def test_what_is_measured(tmp_path: Path, tiny_llama: Callable[..., LlamaForCaus
     assert load_hardware(tmp_path / "lookup.yaml").draft_ms == (0.0, 0.0)
 
 
-def test_a_controller_takes_it_in(tmp_path: Path, tiny_llama: Callable[..., LlamaForCausalLM]) -> None:
+def test_a_controller_takes_it_in(
+    tmp_path: Path, tiny_llama: Callable[..., LlamaForCausalLM], capsys: pytest.CaptureFixture[str]
+) -> None:
     target, folder = save_tiny_folder(tmp_path / "target", tiny_llama(vocab_size=48)), tmp_path / "controller"
-    make_controller().save_pretrained(folder)
+    controller = make_controller()
+    controller.info.models = {"target": target, "draft": "none", "drafter": "lookup"}
+    controller.save_pretrained(folder)
     command = ["profile", "--target", target, "--draft", "none", "--drafter", "lookup", "--device", "cpu"]
     command += ["--tokens", "[1,4]", "--context", "8", "--repeats", "1", "--controller", str(folder)]
     assert main([*command, "--dtype", "float32", "--out", str(tmp_path / "profile.json")]) == 0
@@ -39,11 +43,16 @@ def test_a_controller_takes_it_in(tmp_path: Path, tiny_llama: Callable[..., Llam
     policies = {dtype: Controller.from_pretrained(folder).policy(dtype=dtype) for dtype in ("float32", "bfloat16")}
     assert policies["float32"].profile == profile
     assert policies["bfloat16"].profile == make_controller().info.profile
+    capsys.readouterr()
+    assert main([*command, "--drafter", "auto", "--out", str(tmp_path / "other.json")]) == 2
+    assert "trained with the drafter 'lookup', not 'auto'" in capsys.readouterr().err
+    assert not (tmp_path / "other.json").exists()
 
 
 def test_bad_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for options, said in (
         (["--tokens", "[4,1]"], "increasing"),
+        (["--tokens", str(list(range(1, 66)))], "at most 64"),
         (["--context", "1"], "at least 2"),
         (["--controller", "NOWHERE"], "is no folder"),
     ):

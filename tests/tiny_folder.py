@@ -1,4 +1,4 @@
-"""A tiny random model with a tokenizer of words, saved as a folder that the command line can load."""
+"""A tiny random model with a tokenizer of words, saved as a folder that the command line can load, and run on it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from beamwise.cli import main
 from beamwise.commands.loading import silence_libraries
 
 WORDS = ("the", "cat", "sees", "moon", "who", "likes", "what", "one", "two", "three", "red", "blue", "green")
@@ -31,3 +32,8 @@ def save_tiny_folder(folder: Path, model: LlamaForCausalLM, chat_template: str |
     model.to(torch.float32).save_pretrained(folder)
     fast.save_pretrained(folder)
     return str(folder)
+
+
+def run_generate(target: str, *arguments: str) -> int:
+    """Exit code of ``beamwise generate`` on a small model."""
+    return main(["generate", "--target", target, "--device", "cpu", "--max-new-tokens", "8", *arguments])

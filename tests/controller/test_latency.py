@@ -16,7 +16,9 @@ def test_interpolates_and_extrapolates() -> None:
     assert PROFILE.target(1) == 10.0
     assert PROFILE.target(0) == 10.0
     assert PROFILE.target(2) == pytest.approx(12.0)
-    assert PROFILE.target(8) == 16.0  # a wider forward cannot be cheaper
+    assert PROFILE.target(6) == pytest.approx(15.5)
+    assert PROFILE.target(8) == 15.0  # another kernel: a wider forward can be cheaper
+    assert PROFILE.target(20) == 15.0  # but it is not expected to go on like this
     assert PROFILE.draft(6) == pytest.approx(2.0)
     assert PROFILE.draft(10) == pytest.approx(4.0)
     assert LatencyProfile((4,), (7.0,), (0.0,)).target(99) == 7.0

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from beamwise.controller.latency import MOST_COUNTS
 from beamwise.decoding.errors import ConfigError
 
 from .loading import Models, load_models, silence_libraries
@@ -68,6 +69,8 @@ class ProfileOptions:
             )
         if not self.tokens or sorted(set(self.tokens)) != self.tokens or self.tokens[0] < 1:
             raise ConfigError(f"tokens is {self.tokens}: give increasing counts of at least 1")
+        if len(self.tokens) > MOST_COUNTS:
+            raise ConfigError(f"tokens has {len(self.tokens)} counts: measure at most {MOST_COUNTS}")
         if self.context < 2:
             raise ConfigError(f"context is {self.context}: at least 2 tokens")
 
@@ -77,13 +80,15 @@ def profile(options: ProfileOptions) -> Path:
 
     Raises:
         ConfigError: bad options.
-        ModelError: a model that cannot be loaded or paired.
+        ModelError: a model that cannot be loaded or paired, or is not the controller's.
         FormatError: a damaged or foreign controller.
     """
     from beamwise.controller.checkpoint import Controller
 
     silence_libraries()
     controller = None if options.controller is None else Controller.from_pretrained(options.controller)
+    if controller is not None:
+        controller.check_models({"target": options.target, "draft": options.draft, "drafter": options.drafter})
     models = load_models(options.target, options.draft, options.drafter, options.dtype, options.device)
     measured = measure_profile(
         models, options.drafter, options.tokens, options.context, options.repeats, options.runner
@@ -103,6 +108,7 @@ def measure_profile(
 
     from beamwise.controller.latency import measure
     from beamwise.decoding.causal import CausalModel
+    from beamwise.decoding.compat import check_model
     from beamwise.decoding.drafter_choice import make_drafter
     from beamwise.decoding.kv_pool import KVPool
 
@@ -112,7 +118,9 @@ def measure_profile(
     source = make_drafter(drafter, models.draft, models.target)
     device = models.target.device
     capacity = context + 2 * max(tokens)
-    pool = KVPool(CausalModel(models.target), rows=1, capacity=capacity, runner=runner)
+    target = CausalModel(models.target)
+    check_model(target)  # which chooses the attention that the engine runs
+    pool = KVPool(target, rows=1, capacity=capacity, runner=runner)
     synchronise = torch.cuda.synchronize if device.type == "cuda" else None
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     with torch.inference_mode():
