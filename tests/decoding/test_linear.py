@@ -7,6 +7,7 @@ import gc
 import pytest
 import torch
 
+from beamwise import SpeculativeBeams
 from beamwise.decoding import linear
 from beamwise.decoding.linear import PackedLinears
 from tests.conftest import make_tiny_llama
@@ -99,3 +100,23 @@ def test_decoders_share_a_copy_and_it_goes_with_the_model() -> None:
     del model, first, second, copies
     gc.collect()
     assert len(linear._PACKED) == before
+
+
+@needs_onednn
+@pytest.mark.parametrize("pack", [True, False])
+def test_a_decoder_follows_its_models_weights(pack: bool) -> None:
+    """Weights that change between two calls of one decoder: each text is that of the model as it is."""
+    target, draft = (make_tiny_llama(seed, vocab_size=48, dtype=torch.float32) for seed in (1, 2))
+    beams = SpeculativeBeams(draft, gamma=2, draft_width=6, pack_weights=pack)
+    texts = []
+    for change in (0.0, 0.05, 0.1):
+        for model in (target, draft):
+            for parameter in model.parameters():
+                parameter.data += change * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3))
+        settings = {"attention_mask": torch.ones_like(IDS), "num_beams": 3, "max_new_tokens": 20, "do_sample": False}
+        expected = target.generate(IDS, **settings)
+        ours = target.generate(IDS, **settings, custom_generate=beams)
+        assert torch.equal(ours, expected)
+        texts.append(ours.tolist())
+    assert len({str(text) for text in texts}) == 3  # the changes were changes
+    assert all((module in linear._PACKED) == pack for module in target.modules() if type(module) is torch.nn.Linear)
