@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from beamwise.benchmarks import paper_table, policies
+from beamwise.benchmarks import paper_table, policies, slots
 from beamwise.commands.loading import shipped_controller
 
 pytestmark = pytest.mark.smollm2
@@ -43,3 +43,13 @@ def test_paper_table(arguments: list[str], monkeypatch: pytest.MonkeyPatch, caps
     assert len(rows) == 1 + 2 + 2 * 9 + 1 + 5 + 1
     for name in ("target only, 2 beams", "rejection, exact", "coupled, learned, exact"):
         assert any(row.startswith(f"| {name} |") for row in rows)
+
+
+def test_slots(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run(slots.main, [*arguments[:2], "--num-beams", "4", "--new-tokens", "5"], monkeypatch)
+    *_, row, _, summary = capsys.readouterr().out.splitlines()
+    category, prompt_tokens, steps, end, average = row.strip("| ").split(" | ")
+    assert (category, steps) == ("sums", "4")  # the last step leaves no live beam
+    assert int(prompt_tokens) > 10
+    assert 1.0 <= float(average) <= float(end) < 4.0
+    assert summary == f"1 prompts, at the end: median {end}, quartiles {end} and {end}, max {end}"
