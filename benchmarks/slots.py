@@ -72,9 +72,8 @@ def main() -> None:
         kind = prompt.record.get("category", "all")
         print(f"| {kind} | {len(ids)} | {len(ratios)} | {ratios[-1]:.2f} | {statistics.mean(ratios):.2f} |", flush=True)
     low, middle, high = statistics.quantiles(last, n=4) if len(last) > 1 else last * 3
-    print(
-        f"\n{len(last)} prompts, at the end: median {middle:.2f}, quartiles {low:.2f} and {high:.2f}, max {max(last):.2f}"
-    )
+    spread = f"quartiles {low:.2f} and {high:.2f}, max {max(last):.2f}"
+    print(f"\n{len(last)} prompts, at the end: median {middle:.2f}, {spread}")
 
 
 if __name__ == "__main__":
