@@ -3,7 +3,7 @@
     python -m beamwise.benchmarks.prompt_mix --questions gsm8k_train.jsonl --texts t0_mixed.jsonl --out mix.jsonl
 
 A draft that was distilled on these files has seen their prompts, and a controller that learns from the same ones would
-think better of it than it deserves. So most of them ask for something else here: a story, a poem, code, a translation,
+think better of it than it deserves. So most of them, all but one in eight, ask for something else here: a story, a poem, code, a translation,
 a letter. Which prompts and tasks go together is drawn with the seed.
 """
 
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--questions", required=True)
     parser.add_argument("--texts", required=True)
     parser.add_argument("--out", required=True)
-    parser.add_argument("--count", type=int, default=840)
+    parser.add_argument("--count", type=int, default=900)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     questions, texts = ([prompt.text for prompt in read_prompts(path)] for path in (options.questions, options.texts))
