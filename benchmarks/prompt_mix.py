@@ -3,8 +3,8 @@
     python -m beamwise.benchmarks.prompt_mix --questions gsm8k_train.jsonl --texts t0_mixed.jsonl --out mix.jsonl
 
 A draft that was distilled on these files has seen their prompts, and a controller that learns from the same ones would
-think better of it than it deserves. So most of them, all but one in eight, ask for something else here: a story, a poem, code, a translation,
-a letter. Which prompts and tasks go together is drawn with the seed.
+think better of it than it deserves. So most of them, all but one in eight, ask for something else here: a story, a
+poem, code, a translation, a letter. Which prompts and tasks go together is drawn with the seed.
 """
 
 from __future__ import annotations

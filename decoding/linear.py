@@ -2,7 +2,7 @@
 
 A matrix product of few rows is bound by reading the weights, and the stock kernels also rearrange them, at every call.
 oneDNN can keep them in the order that its kernels read: measured on SmolLM2's layers, bfloat16 products of 1 to 16 rows
-take 0.55 to 0.72 of the time, to the same bits; float32 ones 0.15 to 0.8, and 16 rows at most half as much again as one.
+take 0.55 to 0.72 of the time, to the same bits; float32 ones 0.15 to 0.8, 16 rows at most half as much again as one.
 The copies cost the weights' memory once more, so they can be left out (`pack_weights`).
 """
 
