@@ -9,10 +9,11 @@ own running average. What might follow a layer is left out: replays showed no ga
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
+import numpy as np
 import torch
 
 from beamwise.decoding.errors import ConfigError
@@ -21,6 +22,8 @@ from beamwise.decoding.widths import BlockPlanner, LayerPlan, LayerView, Questio
 from .latency import LatencyProfile
 from .predictor import WidthPredictor
 from .trust import PromptTrust
+
+_Table = TypeVar("_Table", np.ndarray, torch.Tensor)
 
 _MEMORY = 0.98
 """Share of the running sums that the next block keeps: the rate looks back about 50 blocks."""
@@ -132,6 +135,7 @@ class LearnedWidth:
         self.max_beams = min(max_beams or predictor.config.max_width, predictor.config.max_width)
         self._ledgers: dict[int, _Ledger] = {}
         self._copies = {next(predictor.parameters()).device: self.predictor}
+        self._host_nets = {"prior": predictor.prior.on_host(), "full": predictor.full.on_host()}
         self._target_ms = [profile.target(tokens) for tokens in range(max_gamma * edges[-1] + 2 * 64)]
         self._draft_ms = [profile.draft(tokens) for tokens in range(edges[-1] + 1)]
 
@@ -157,39 +161,27 @@ class LearnedWidth:
         forward = self._draft_ms[tokens] if tokens < len(self._draft_ms) else self.profile.draft(tokens)
         return forward + self.profile.layer_ms
 
-    def choose(
-        self, probs_WJ: torch.Tensor, tokens: int, reach: float, rate: float
-    ) -> tuple[torch.Tensor, Callable[[Sequence[float]], Choice]]:
-        """The best widths of a layer, found on the device of the probabilities.
+    def choose(self, probs_WJ: np.ndarray, tokens: int, reach: float, rate: float) -> Choice:
+        """The best widths of a layer.
 
         Args:
-            probs_WJ: float32 (W, J), success probabilities at the widths that count (one row in exact mode) and the
+            probs_WJ: float (W, J), success probabilities at the widths that count (one row in exact mode) and the
                 predictor's edges.
             tokens: in the target's forward so far.
             reach: probability that the layer is reached.
             rate: layers per millisecond.
-
-        Returns:
-            float32 (3,) for the host to read, and what makes the choice of its values.
         """
-        count, device = probs_WJ.shape[0], probs_WJ.device
+        count = probs_WJ.shape[0]
         least = min(self.min_width, count)
         probs = probs_WJ[least - 1 :, : len(self.draft_widths)]
         before = self.target_ms(tokens)
         costs = [self.target_ms(tokens + draft_width) - before for draft_width in self.draft_widths]
-        # pageable copies that do not wait for the device
-        costs_J = torch.tensor(costs).to(device, non_blocking=True)
-        worths = [[self._worth(width, count)] for width in range(least, count + 1)]
-        worths_W1 = torch.tensor(worths).to(device, non_blocking=True)
-        values = (reach * worths_W1 * probs - rate * costs_J).flatten()
-        best = values.argmax()
-
-        def settle(answer: Sequence[float]) -> Choice:
-            index, value, success = answer
-            row, column = divmod(round(index), len(self.draft_widths))
-            return Choice(least + row, self.draft_widths[column], success, value, costs[column])
-
-        return torch.stack([best.float(), values[best], probs.flatten()[best]]), settle
+        worths = [[reach * self._worth(width, count)] for width in range(least, count + 1)]
+        values = probs * np.array(worths) - rate * np.array(costs)
+        row, column = divmod(int(values.argmax()), len(costs))
+        return Choice(
+            least + row, self.draft_widths[column], float(probs[row, column]), float(values[row, column]), costs[column]
+        )
 
     def _worth(self, width: int, num_beams: int) -> float:
         """Layers of ``num_beams`` beams that a layer of ``width`` beams is worth."""
@@ -197,16 +189,21 @@ class LearnedWidth:
             return 1.0
         return 1.0 - self.quality * (1.0 / width - 1.0 / num_beams) / (1.0 - 1.0 / num_beams)
 
-    @torch.inference_mode()
-    def rows(self, features: torch.Tensor, num_beams: int, stage: Literal["prior", "full"]) -> torch.Tensor:
-        """Success probabilities of one layer, float32 (W, J) on the device of the features (F,).
+    def probs(self, features: torch.Tensor, num_beams: int, stage: Literal["prior", "full"]) -> np.ndarray:
+        """Success probabilities of one layer, float32 (W, J), from its features (F,), computed on the host.
 
         In exact mode those of ``num_beams`` beams alone, (1, J).
         """
-        predictor = self._on(features.device)
-        net = predictor.prior if stage == "prior" else predictor.full
-        probs_WJ = net.success_probs(features.unsqueeze(0))[0, :num_beams]
-        return probs_WJ[-1:] if self.mode == "exact" else probs_WJ
+        return self._counting(self._host_nets[stage].success_probs(features.cpu().numpy()), num_beams)
+
+    @torch.inference_mode()
+    def probs_on_device(self, features: torch.Tensor, num_beams: int) -> torch.Tensor:
+        """The full network's, on the device of the features."""
+        return self._counting(self._on(features.device).success_probs(features.unsqueeze(0))[0], num_beams)
+
+    def _counting(self, probs_WJ: _Table, num_beams: int) -> _Table:
+        """The rows of the widths that count."""
+        return probs_WJ[num_beams - 1 if self.mode == "exact" else 0 : num_beams]
 
     def _on(self, device: torch.device) -> WidthPredictor:
         """The predictor on a device; copied there once."""
@@ -229,27 +226,29 @@ class _LearnedPlanner:
         if not self._may_go_on(view):
             return None
         policy, trust = self.policy, self.trust
-        prior_WJ = policy.rows(view.context_features, view.num_beams, "prior")
-        answer, settle = self._choose(prior_WJ, trust.prior.factor * trust.full.factor)
-        hope = settle(answer.tolist())
+        prior_WJ = policy.probs(view.context_features, view.num_beams, "prior")
+        hope = self._choose(prior_WJ, trust.prior.factor * trust.full.factor)
         price = self.ledger.rate * policy.draft_ms(view.num_parents)
         if view.layer == 0:
             trust.judge(hopeless=hope.value + hope.success <= price)  # it would not pay if it were twice as likely
         if hope.value <= price:
             return None
-        full_WJ = policy.rows(view.features, view.num_beams, "full")
+        full_WJ = policy.probs(view.features, view.num_beams, "full")
         cell = hope.width - 1, policy.draft_widths.index(hope.draft_width)
         trust.prior.add(float(prior_WJ[cell]), float(full_WJ[cell]))
-        answer, settle = self._choose(full_WJ, trust.full.factor)
-        return self._settle(view, settle(answer.tolist()))
+        return self._settle(view, self._choose(full_WJ, trust.full.factor))
 
     def ask(self, view: LayerView) -> Question | None:
         """The choice of the full network alone: asking the prior first would add a wait to every layer."""
         if not self._may_go_on(view):
             return None
-        probs_WJ = self.policy.rows(view.features, view.num_beams, "full")
-        answer, settle = self._choose(probs_WJ, self.trust.full.factor)
-        return Question([answer], self.policy.draft_widths[-1], lambda values: self._settle(view, settle(values[0])))
+        probs_WJ = self.policy.probs_on_device(view.features, view.num_beams)
+
+        def decide(values: Sequence[list[float]]) -> LayerPlan | None:
+            full_WJ = np.array(values[0]).reshape(tuple(probs_WJ.shape))
+            return self._settle(view, self._choose(full_WJ, self.trust.full.factor))
+
+        return Question([probs_WJ], self.policy.draft_widths[-1], decide)
 
     def _may_go_on(self, view: LayerView) -> bool:
         """Whether a layer that is certain to be covered would be worth the draft's forward."""
@@ -275,5 +274,5 @@ class _LearnedPlanner:
         self.ledger.add(self.reach, draft_ms + choice.target_ms)
         return LayerPlan(view.num_beams if policy.mode == "exact" else choice.width, choice.draft_width)
 
-    def _choose(self, probs_WJ: torch.Tensor, trust: float) -> tuple[torch.Tensor, Callable[[Sequence[float]], Choice]]:
-        return self.policy.choose((probs_WJ * trust).clamp_max(1.0), self.tokens, self.reach, self.ledger.rate)
+    def _choose(self, probs_WJ: np.ndarray, trust: float) -> Choice:
+        return self.policy.choose(np.minimum(probs_WJ * trust, 1.0), self.tokens, self.reach, self.ledger.rate)

@@ -18,6 +18,8 @@ from torch.nn.functional import softplus
 from beamwise.decoding.errors import ConfigError
 from beamwise.decoding.features import CONTEXT_NAMES, FEATURE_NAMES
 
+from .host_net import HostNet
+
 DEFAULT_EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _CLIP = 6.0
 """Standardised features are cut off here, so that an outlier cannot throw the network off."""
@@ -91,6 +93,10 @@ class HazardNet(nn.Module):
     def success_probs(self, features_NF: torch.Tensor) -> torch.Tensor:
         """P(candidates needed at width w <= edge j), float32 (N, W, J), for features float32 (N, F)."""
         return success_from_logits(self(features_NF))
+
+    def on_host(self) -> HostNet:
+        """The network as it is now, for one layer at a time on the host."""
+        return HostNet(self, _CLIP)
 
 
 def success_from_logits(logits_NWJ: torch.Tensor) -> torch.Tensor:

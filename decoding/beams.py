@@ -15,6 +15,7 @@ import torch
 from . import noise as noise_lib
 from .errors import NumericalError
 from .host import upload
+from .topk import topk_rows
 
 NAN_LOGITS = "The model returned NaN logits: check its weights and dtype (float16 overflows easily; try bfloat16)"
 
@@ -124,12 +125,13 @@ def top_candidates(
     accumulated = (log_probs_LV + scores_L.unsqueeze(1)).view(-1)
     weights = accumulated if log_weights_LV is None else log_weights_LV.view(-1)
     ranks = weights if noise_LV is None else weights + noise_LV.reshape(-1)
-    top = torch.topk(ranks, min(count, ranks.shape[0]))
-    parents = top.indices.div(vocab, rounding_mode="floor")
-    columns = top.indices - parents * vocab
+    best, places = topk_rows(ranks.unsqueeze(0), min(count, ranks.shape[0]))
+    best, places = best[0], places[0]
+    parents = places.div(vocab, rounding_mode="floor")
+    columns = places - parents * vocab
     tokens = columns if token_ids_V is None else token_ids_V[columns]
-    scores = top.values if noise_LV is None else accumulated[top.indices]
-    return Candidates(scores, top.values, parents, tokens)
+    scores = best if noise_LV is None else accumulated[places]
+    return Candidates(scores, best, parents, tokens)
 
 
 @dataclass(frozen=True)

@@ -189,22 +189,30 @@ class LookupDrafter:
         return [self._lookup(sequence) for sequence in sequences]
 
     def _lookup(self, sequences_PT: torch.Tensor) -> Proposal:
-        votes = [self._votes(sequence) for sequence in sequences_PT]
-        token_ids, inverse = torch.unique(torch.cat(votes), return_inverse=True)
-        counts = sequences_PT.new_zeros(len(votes), token_ids.shape[0], dtype=torch.float32)
-        for row, index in enumerate(inverse.split([vote.shape[0] for vote in votes])):
-            counts[row].index_add_(0, index, torch.ones_like(index, dtype=torch.float32))
+        rows, votes = self._votes(sequences_PT)
+        token_ids, columns = torch.unique(votes, return_inverse=True)
+        counts = sequences_PT.new_zeros(sequences_PT.shape[0], token_ids.shape[0], dtype=torch.float32)
+        counts.index_put_((rows, columns), counts.new_ones(()), accumulate=True)
         return Proposal(counts.log(), token_ids)
 
-    def _votes(self, sequence_T: torch.Tensor) -> torch.Tensor:
-        """Tokens that followed the earlier occurrences of the longest suffix that occurs earlier at all."""
-        length = int(sequence_T.shape[0])
-        for size in range(min(self.max_ngram, length - 1), self.min_ngram - 1, -1):
-            windows = sequence_T[:-1].unfold(0, size, 1)
-            starts = (windows == sequence_T[-size:]).all(dim=1).nonzero().squeeze(1)
-            if starts.shape[0]:
-                return sequence_T[starts + size]
-        return sequence_T[:0]
+    def _votes(self, sequences_PT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens that followed the earlier occurrences of each beam's longest suffix that occurs earlier at all.
+
+        Returns:
+            int64 (N,) beams and int64 (N,) tokens, one pair for each occurrence.
+        """
+        length = sequences_PT.shape[1]
+        matched = torch.ones_like(
+            sequences_PT[:, 1:], dtype=torch.bool
+        )  # at each token: the n before it are the last n
+        longest = torch.zeros_like(matched)
+        for size in range(1, min(self.max_ngram, length - 1) + 1):
+            matched[:, : size - 1] = False
+            matched[:, size - 1 :] &= sequences_PT[:, : length - size] == sequences_PT[:, length - size, None]
+            if size >= self.min_ngram:
+                longest = torch.where(matched.any(dim=1, keepdim=True), matched, longest)
+        rows, places = longest.nonzero(as_tuple=True)
+        return rows, sequences_PT[rows, places + 1]
 
 
 class UnionDrafter:

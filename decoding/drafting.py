@@ -173,8 +173,9 @@ class _Stage:
                     log_probs = rules.log_probs(other.beams.sequences_LT, log_probs, proposal.token_ids_V)
                     # a beam without proposals, or a broken draft: the target decides there alone
                     # and an end is never extended, so it is not proposed
-                    ends = torch.isin(_columns(proposal), other.row.request.rules.eos_ids)
-                    log_probs = log_probs.masked_fill(log_probs.isnan() | ends, float("-inf"))
+                    ends = (_columns(proposal) == other.row.request.rules.eos_ids.unsqueeze(1)).any(dim=0)
+                    log_probs = log_probs.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf"))
+                    log_probs.masked_fill_(ends, float("-inf"))
                 self._log_probs[other.row.index] = (log_probs, proposal)
                 other.row.stats.draft_forwards += 1
         return self._log_probs[frontier.row.index]

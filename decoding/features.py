@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .topk import topk_rows
+
 SCHEMA_VERSION = 1
 """Raised whenever a feature is added, removed, reordered or computed differently."""
 
@@ -233,7 +235,7 @@ def _row_statistics(log_probs: torch.Tensor, count: int) -> tuple[torch.Tensor, 
 
     Rows without any proposal have entropy 0, log-probabilities and normaliser -inf.
     """
-    top = log_probs.topk(count, dim=1).values
+    top = topk_rows(log_probs, count)[0]
     empty = top[:, 0] == float("-inf")
     probs = torch.softmax(log_probs, dim=1)
     normaliser = top[:, 0] - probs.amax(dim=1).log()  # NaN where empty, as the next line

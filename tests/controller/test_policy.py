@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -22,6 +23,16 @@ DEAR_TARGET = LatencyProfile((1, 32), (50.0, 50.5), (0.1, 0.1))
 DEAR_DRAFT = LatencyProfile((1, 32), (20.0, 35.0), (60.0, 60.0))
 
 
+class FixedNet:
+    """A network on the host whose probabilities do not depend on the features."""
+
+    def __init__(self, rows: list[list[float]]) -> None:
+        self._rows = np.array(rows, dtype=np.float32)
+
+    def success_probs(self, features: np.ndarray) -> np.ndarray:
+        return self._rows
+
+
 def constant_predictor(prior: list[float], full: list[list[float]]) -> WidthPredictor:
     """Success probabilities that do not depend on the features: the same rows for each width, or one for all."""
     predictor = WidthPredictor(PredictorConfig(max_width=len(full), edges=EDGES, hidden=2))
@@ -31,6 +42,8 @@ def constant_predictor(prior: list[float], full: list[list[float]]) -> WidthPred
 
     predictor.prior.success_probs = fixed([prior] * len(full))  # type: ignore[assignment]
     predictor.full.success_probs = fixed(full)  # type: ignore[assignment]
+    predictor.prior.on_host = lambda: FixedNet([prior] * len(full))  # type: ignore[assignment,return-value]
+    predictor.full.on_host = lambda: FixedNet(full)  # type: ignore[assignment,return-value]
     return predictor
 
 

@@ -102,3 +102,24 @@ def test_statistics_are_part_of_the_model() -> None:
 def test_bad_shapes(changes: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         PredictorConfig(**changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("max_width", [1, 4])
+def test_on_the_host_it_says_the_same(max_width: int) -> None:
+    torch.manual_seed(max_width)
+    predictor = WidthPredictor(PredictorConfig(max_width=max_width))
+    with torch.no_grad():
+        for parameter in predictor.parameters():
+            parameter.normal_(0.0, 1.0)
+        for net in (predictor.prior, predictor.full):
+            net.mean.normal_()
+            net.std.uniform_(0.1, 3.0)
+            net.scale.fill_(0.7)
+            net.shift.normal_()
+    for net, count in ((predictor.prior, len(CONTEXT_NAMES)), (predictor.full, len(FEATURE_NAMES))):
+        host = net.on_host()
+        for features in torch.randn(20, count) * torch.logspace(-2, 3, 20).unsqueeze(1):
+            expected = net.success_probs(features.unsqueeze(0))[0]
+            found = torch.from_numpy(host.success_probs(features.numpy()))
+            assert found.dtype == torch.float32
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
