@@ -194,7 +194,7 @@ class LearnedWidth:
 
         In exact mode those of ``num_beams`` beams alone, (1, J).
         """
-        return self._counting(self._host_nets[stage].success_probs(features.cpu().numpy()), num_beams)
+        return self._counting(self._host_nets[stage].success_probs(features.cpu().numpy(), num_beams), num_beams)
 
     @torch.inference_mode()
     def probs_on_device(self, features: torch.Tensor, num_beams: int) -> torch.Tensor:
@@ -226,11 +226,18 @@ class _LearnedPlanner:
         if not self._may_go_on(view):
             return None
         policy, trust = self.policy, self.trust
+        if view.layer == 0 and trust.presumes():
+            plan = self._settle(
+                view, self._choose(policy.probs(view.features, view.num_beams, "full"), trust.full.factor)
+            )
+            trust.disappoint(plan is None)
+            return plan
         prior_WJ = policy.probs(view.context_features, view.num_beams, "prior")
         hope = self._choose(prior_WJ, trust.prior.factor * trust.full.factor)
         price = self.ledger.rate * policy.draft_ms(view.num_parents)
         if view.layer == 0:
-            trust.judge(hopeless=hope.value + hope.success <= price)  # it would not pay if it were twice as likely
+            # it would not pay if it were twice as likely, or would if it were half as likely
+            trust.judge(hopeless=hope.value + hope.success <= price, sure=hope.value - hope.success / 2 > price)
         if hope.value <= price:
             return None
         full_WJ = policy.probs(view.features, view.num_beams, "full")

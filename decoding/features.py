@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -152,16 +153,19 @@ def context_features(inputs: FeatureInputs) -> torch.Tensor:
         inputs.recent_depth,
         float(roots.shape[0]),
     ]
-    best_roots = roots.topk(min(2, roots.shape[0])).values
-    weights = torch.softmax(scores, dim=0)
+    roots = roots.sort(descending=True).values
+    weights, kept = torch.softmax(scores, dim=0), scores[:width]
+    high = torch.stack([roots[0], roots[0], roots[0], scores.max()])
+    low = torch.stack([roots[min(1, roots.shape[0] - 1)], roots[-1], kept.max(), kept.min()])
+    root_gap, root_spread, path, parent_spread = _gap(high, low).unbind()
     tensors = [
-        _gap(best_roots[0], best_roots[-1]),
-        _gap(best_roots[0], roots.min()),
-        (scores[:width].max() - best_roots[0]).clamp(-_GAP_LIMIT, 0.0),
+        root_gap,
+        root_spread,
+        -path.clamp_min(0.0),
         torch.special.entr(weights).sum(),
         weights.max(),
         weights[:width].sum(),
-        _gap(scores.max(), scores[:width].min()),
+        parent_spread,
     ]
     # a pageable copy that does not wait for the device
     head = torch.tensor(numbers).to(scores.device, non_blocking=True)
@@ -187,30 +191,33 @@ def draft_features(inputs: FeatureInputs, draft_log_probs_PV: torch.Tensor) -> t
     if log_probs.shape[1] < _TOP:
         log_probs = torch.nn.functional.pad(log_probs, (0, _TOP - log_probs.shape[1]), value=float("-inf"))
     entropy, top, normaliser = _row_statistics(log_probs, _TOP)
-    proposed = top[:, 0] > float("-inf")
     weights = torch.softmax(inputs.parent_scores_P[:kept] + normaliser, dim=0).nan_to_num(0.0)
-    probs = top.exp()
-    gap = _gap(top[:, 0], top[:, 1])
+    masses = top.exp().cumsum(1)
+    each = torch.stack([entropy, masses[:, 0], _gap(top[:, 0], top[:, 1]), masses[:, 3], masses[:, 15]])
+    mean_entropy, mean_top1, *means = (each @ weights).unbind()
     joint = (top + weights.log().unsqueeze(1)).view(-1).topk(_TOP).values
-    masses = joint.exp().cumsum(0)
-    edge = joint[min(inputs.num_beams, _TOP) - 1]
+    mass_ranks, gap_ranks = _ranks(joint.device)
     values = [
-        (weights * entropy).sum(),
+        mean_entropy,
         entropy.max(),
-        (weights * probs[:, 0]).sum(),
-        probs[:, 0].min(),
-        (weights * gap).sum(),
-        (weights * probs[:, :4].sum(1)).sum(),
-        (weights * probs[:, :16].sum(1)).sum(),
-        entropy[0],
-        probs[0, 0],
-        gap[0],
-        torch.special.entr(weights).sum() + (weights * entropy).sum(),
-        *(masses[rank - 1] for rank in _MASS_RANKS),
-        *(_gap(edge, joint[rank - 1]) for rank in _GAP_RANKS),
-        (joint > float("-inf")).sum().float().log1p() * proposed.any(),
+        mean_top1,
+        masses[:, 0].min(),
+        *means,
+        *each[:3, 0].unbind(),
+        torch.special.entr(weights).sum() + mean_entropy,
+        *joint.exp().cumsum(0)[mass_ranks].unbind(),
+        *_gap(joint[min(inputs.num_beams, _TOP) - 1], joint[gap_ranks]).unbind(),
+        (joint > float("-inf")).sum().float().log1p(),
     ]
     return torch.stack(values)
+
+
+@cache
+def _ranks(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices of `_MASS_RANKS` and `_GAP_RANKS` on the device."""
+    with torch.inference_mode(False):  # they serve in other modes, too
+        mass, gap = torch.tensor(_MASS_RANKS) - 1, torch.tensor(_GAP_RANKS) - 1
+        return mass.to(device), gap.to(device)
 
 
 def layer_features(
@@ -236,13 +243,11 @@ def _row_statistics(log_probs: torch.Tensor, count: int) -> tuple[torch.Tensor, 
     Rows without any proposal have entropy 0, log-probabilities and normaliser -inf.
     """
     top = topk_rows(log_probs, count)[0]
-    empty = top[:, 0] == float("-inf")
     probs = torch.softmax(log_probs, dim=1)
-    normaliser = top[:, 0] - probs.amax(dim=1).log()  # NaN where empty, as the next line
+    normaliser = top[:, 0] - probs.amax(dim=1).log()  # NaN in a row without any proposal, as the next line
     entropy = normaliser - probs.mul_(log_probs.clamp_min(-1e4)).sum(1)  # p log p -> 0 at excluded tokens
-    entropy = entropy.masked_fill(empty, 0.0).clamp_min(0.0)
     top = (top - normaliser.unsqueeze(1)).nan_to_num(float("-inf"), neginf=float("-inf"))
-    return entropy, top, normaliser.masked_fill(empty, float("-inf"))
+    return entropy.nan_to_num(0.0).clamp_min(0.0), top, normaliser.nan_to_num(float("-inf"), neginf=float("-inf"))
 
 
 def _gap(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:

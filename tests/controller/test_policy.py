@@ -29,8 +29,8 @@ class FixedNet:
     def __init__(self, rows: list[list[float]]) -> None:
         self._rows = np.array(rows, dtype=np.float32)
 
-    def success_probs(self, features: np.ndarray) -> np.ndarray:
-        return self._rows
+    def success_probs(self, features: np.ndarray, num_beams: int) -> np.ndarray:
+        return self._rows[:num_beams]
 
 
 def constant_predictor(prior: list[float], full: list[list[float]]) -> WidthPredictor:

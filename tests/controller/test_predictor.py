@@ -120,6 +120,6 @@ def test_on_the_host_it_says_the_same(max_width: int) -> None:
         host = net.on_host()
         for features in torch.randn(20, count) * torch.logspace(-2, 3, 20).unsqueeze(1):
             expected = net.success_probs(features.unsqueeze(0))[0]
-            found = torch.from_numpy(host.success_probs(features.numpy()))
-            assert found.dtype == torch.float32
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            for width in range(1, max_width + 1):
+                found = torch.from_numpy(host.success_probs(features.numpy(), width))
+                torch.testing.assert_close(found, expected[:width], rtol=1e-4, atol=1e-5)
