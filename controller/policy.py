@@ -92,7 +92,8 @@ class LearnedWidth:
     The policy keeps running averages, so its plans depend on what it decoded before; in exact mode the output does not.
 
     Args:
-        predictor: the networks; they follow the features to whatever device decodes.
+        predictor: the networks, with the weights that they have now; they follow the features to whatever device
+            decodes.
         profile: of the device that decodes.
         mode: ``"exact"`` or ``"dynamic"``.
         quality: dynamic mode's price of narrow layers, from 0 (only speed counts) to 1 (one beam is worth nothing).
@@ -226,18 +227,11 @@ class _LearnedPlanner:
         if not self._may_go_on(view):
             return None
         policy, trust = self.policy, self.trust
-        if view.layer == 0 and trust.presumes():
-            plan = self._settle(
-                view, self._choose(policy.probs(view.features, view.num_beams, "full"), trust.full.factor)
-            )
-            trust.disappoint(plan is None)
-            return plan
         prior_WJ = policy.probs(view.context_features, view.num_beams, "prior")
         hope = self._choose(prior_WJ, trust.prior.factor * trust.full.factor)
         price = self.ledger.rate * policy.draft_ms(view.num_parents)
         if view.layer == 0:
-            # it would not pay if it were twice as likely, or would if it were half as likely
-            trust.judge(hopeless=hope.value + hope.success <= price, sure=hope.value - hope.success / 2 > price)
+            trust.judge(hopeless=hope.value + hope.success <= price)  # it would not pay if it were twice as likely
         if hope.value <= price:
             return None
         full_WJ = policy.probs(view.features, view.num_beams, "full")

@@ -15,7 +15,7 @@ _MEMORY = 0.98
 """Share of the sums that the next block keeps: about 50 blocks count."""
 
 _LONGEST_REST = 4
-"""Most blocks in a row that pass without asking the networks, or the prior one."""
+"""Most blocks in a row that pass without asking the networks."""
 
 
 @dataclass
@@ -59,8 +59,6 @@ class PromptTrust:
         rest: blocks that will still pass without asking: to ask costs a few per cent of a block, for nothing where the
             draft is hopeless.
         hopeless: blocks in a row that were asked about and found hopeless.
-        presume: blocks that will still be drafted without asking the prior network.
-        sure: blocks in a row that it was sure of.
     """
 
     full: Promises = field(default_factory=lambda: Promises(doubt=2.0))
@@ -68,8 +66,6 @@ class PromptTrust:
     planned: list[float] = field(default_factory=list)
     rest: int = 0
     hopeless: int = 0
-    presume: int = 0
-    sure: int = 0
 
     def rests(self) -> bool:
         """Whether this block passes without asking."""
@@ -77,23 +73,10 @@ class PromptTrust:
         self.rest -= resting
         return resting
 
-    def presumes(self) -> bool:
-        """Whether the draft runs without asking the prior network about the block's first layer."""
-        presuming = self.presume > 0
-        self.presume -= presuming
-        return presuming
-
-    def judge(self, hopeless: bool, sure: bool) -> None:
-        """What was found when a block was asked about: from the second alike in a row on, the pause doubles."""
+    def judge(self, hopeless: bool) -> None:
+        """What was found when a block was asked about: from the second hopeless one in a row on, the rest doubles."""
         self.hopeless = self.hopeless + 1 if hopeless else 0
         self.rest = min(2**self.hopeless // 4, _LONGEST_REST)
-        self.sure = self.sure + 1 if sure else 0
-        self.presume = min(2**self.sure // 4, _LONGEST_REST)
-
-    def disappoint(self, stopped: bool) -> None:
-        """Whether a block that was presumed to pay did not, once the draft had run."""
-        if stopped:
-            self.presume, self.sure = 0, 0
 
     def begin(self, outcomes: Sequence[bool]) -> None:
         """A block begins; ``outcomes`` are those of the last one's layers, as far as they were reached."""

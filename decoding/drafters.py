@@ -202,9 +202,8 @@ class LookupDrafter:
             int64 (N,) beams and int64 (N,) tokens, one pair for each occurrence.
         """
         length = sequences_PT.shape[1]
-        matched = torch.ones_like(
-            sequences_PT[:, 1:], dtype=torch.bool
-        )  # at each token: the n before it are the last n
+        # at each token but the first: whether the n before it are the last n
+        matched = torch.ones_like(sequences_PT[:, 1:], dtype=torch.bool)
         longest = torch.zeros_like(matched)
         for size in range(1, min(self.max_ngram, length - 1) + 1):
             matched[:, : size - 1] = False

@@ -8,11 +8,11 @@ _CHUNK = 128
 """Numbers that are first reduced to their maximum."""
 
 _FEW = 16
-"""Most chunks wanted, as a share of all (one in so many), for the detour to pay; and least chunks, as a multiple."""
+"""The detour pays where at most one chunk in so many is wanted, and there are at least the square of it."""
 
 
 def topk_rows(values_RN: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """``torch.topk`` along the rows, on the CPU a few times as fast: it goes through them one number after the other.
+    """``torch.topk`` along the rows; on the CPU, where torch goes number by number, long rows take a half to a fifth.
 
     The ``count`` largest of a row lie in the ``count`` chunks with the largest maxima, and maxima are vectorised. Which
     of several equal numbers come out is left open, as it is in torch.

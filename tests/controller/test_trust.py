@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-import numpy as np
 import pytest
 import torch
 
@@ -95,38 +92,6 @@ def test_a_hopeless_draft_is_asked_about_less_and_less() -> None:
     for block in range(30):
         if not trust.rests():
             asked.append(block)
-            trust.judge(hopeless=block < 20, sure=False)
+            trust.judge(hopeless=block < 20)
     assert asked[:6] == [0, 1, 3, 6, 11, 16]
     assert asked[6:] == list(range(21, 30))  # hope: no rest any more
-
-
-def test_a_sure_draft_runs_without_asking_the_prior() -> None:
-    trust, asked = PromptTrust(), []
-    for block in range(20):
-        if not trust.presumes():
-            asked.append(block)
-            trust.judge(hopeless=False, sure=True)
-    assert asked == [0, 1, 3, 6, 11, 16]
-    trust.disappoint(stopped=True)
-    assert not trust.presumes()
-
-
-def test_what_was_presumed_is_taken_back_when_the_draft_disappoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The prior is asked in a few blocks only while it is sure, and again once the full network sees no gain."""
-    policy = LearnedWidth(constant_predictor(SURE[0], SURE), PROFILE, max_gamma=1)
-    real, hopeless, asked = policy.probs, False, list[str]()
-
-    def probs(features: torch.Tensor, num_beams: int, stage: Literal["prior", "full"]) -> np.ndarray:
-        asked.append(stage)
-        return real(features, num_beams, stage) * (0.0 if hopeless and stage == "full" else 1.0)
-
-    monkeypatch.setattr(policy, "probs", probs)
-    notes: dict[str, object] = {}
-    for _ in range(20):
-        assert block(policy, notes, (True,))[0] == 1
-    assert asked.count("full") == 20
-    assert asked.count("prior") == 6
-    hopeless = True
-    asked.clear()
-    assert [block(policy, notes, (True,))[0] for _ in range(2)] == [0, 0]
-    assert "prior" in asked
