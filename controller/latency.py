@@ -17,7 +17,7 @@ import yaml
 
 from beamwise.decoding.errors import ConfigError, FormatError
 
-OVERHEADS = ("layer_ms", "block_ms", "call_ms", "sampling_ms")
+OVERHEADS = ("layer_ms", "block_ms", "call_ms", "sampling_ms", "ask_ms")
 """Milliseconds besides the forwards; 0 where a file leaves them out."""
 MOST_COUNTS = 64
 """Token counts in a profile, at most."""
@@ -37,6 +37,7 @@ class LatencyProfile:
         block_ms: of everything else that a block costs (verification, pruning).
         call_ms: of everything else that a prompt costs (preparing the call, packing its output).
         sampling_ms: of drawing a beam instead of taking the best; see `when_sampling`.
+        ask_ms: of asking one of a controller's networks about a layer, its features included.
         device: where it was measured.
         dtype: of the weights and forwards, as ``"bfloat16"``; empty where that is not known.
         source: how, or where it was published.
@@ -52,6 +53,7 @@ class LatencyProfile:
     block_ms: float = 0.0
     call_ms: float = 0.0
     sampling_ms: float = 0.0
+    ask_ms: float = 0.0
     device: str = ""
     dtype: str = ""
     source: str = ""
@@ -63,7 +65,7 @@ class LatencyProfile:
             raise ConfigError(f"A latency profile has {len(self.tokens)} token counts: {MOST_COUNTS} at most")
         if self.tokens[0] < 1 or sorted(set(self.tokens)) != list(self.tokens):
             raise ConfigError(f"A latency profile's tokens are {self.tokens}: they must increase from at least 1")
-        times = (*self.target_ms, *self.draft_ms, self.layer_ms, self.block_ms, self.call_ms, self.sampling_ms)
+        times = (*self.target_ms, *self.draft_ms, *(getattr(self, name) for name in OVERHEADS))
         if not all(map(math.isfinite, (*self.tokens, *times))):
             raise ConfigError("A latency profile has values that are not finite")
         if min(times) < 0 or max(self.target_ms) <= 0:

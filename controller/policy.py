@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -19,6 +19,7 @@ import torch
 from beamwise.decoding.errors import ConfigError
 from beamwise.decoding.widths import BlockPlanner, LayerPlan, LayerView, Question
 
+from .habit import Habits
 from .latency import LatencyProfile
 from .predictor import WidthPredictor
 from .trust import PromptTrust
@@ -36,10 +37,12 @@ class _Ledger:
     Attributes:
         layers: expected layers of past blocks, decayed.
         ms: their expected milliseconds, decayed.
+        habits: of all prompts.
     """
 
     layers: float = 0.0
     ms: float = 0.0
+    habits: Habits = field(default_factory=Habits)
 
     def begin(self, ms: float) -> None:
         """A block starts: the target's forward alone gives one layer for ``ms``."""
@@ -62,18 +65,14 @@ class Choice:
     """A layer's best widths.
 
     Attributes:
-        width: beams to keep.
-        draft_width: candidates to draft.
-        success: probability that the layer is covered.
+        cell: row (width) and column (draft width) of the best plan.
         value: layers gained in expectation, net of the target's time; may be negative.
-        target_ms: what the candidates add to the target's forward.
+        values_WJ: that of every plan, float (W, J).
     """
 
-    width: int
-    draft_width: int
-    success: float
+    cell: tuple[int, int]
     value: float
-    target_ms: float
+    values_WJ: np.ndarray
 
 
 class LearnedWidth:
@@ -87,7 +86,8 @@ class LearnedWidth:
     with the width in about this way. (A threshold on the probability, as in the paper, keeps the narrowest width
     wherever the cheapest draft reaches it: replayed, it gave no choice between speed and quality.)
 
-    Where a prompt is unlike those that the networks learnt from, its own layers tell (`trust`).
+    Where a prompt is unlike those that the networks learnt from, its own layers tell (`trust`). Where asking them gains
+    less than it takes, the plan that is best on average is followed without (`habit`).
 
     The policy keeps running averages, so its plans depend on what it decoded before; in exact mode the output does not.
 
@@ -162,27 +162,26 @@ class LearnedWidth:
         forward = self._draft_ms[tokens] if tokens < len(self._draft_ms) else self.profile.draft(tokens)
         return forward + self.profile.layer_ms
 
-    def choose(self, probs_WJ: np.ndarray, tokens: int, reach: float, rate: float) -> Choice:
+    def widths(self, num_beams: int) -> range:
+        """Numbers of beams that a layer may keep: all of them alone in exact mode."""
+        return range(num_beams if self.mode == "exact" else min(self.min_width, num_beams), num_beams + 1)
+
+    def choose(self, probs_WJ: np.ndarray, num_beams: int, tokens: int, reach: float, rate: float) -> Choice:
         """The best widths of a layer.
 
         Args:
-            probs_WJ: float (W, J), success probabilities at the widths that count (one row in exact mode) and the
-                predictor's edges.
+            probs_WJ: float (W, J), success probabilities at `widths` and `draft_widths`.
+            num_beams: beams asked for.
             tokens: in the target's forward so far.
             reach: probability that the layer is reached.
             rate: layers per millisecond.
         """
-        count = probs_WJ.shape[0]
-        least = min(self.min_width, count)
-        probs = probs_WJ[least - 1 :, : len(self.draft_widths)]
         before = self.target_ms(tokens)
         costs = [self.target_ms(tokens + draft_width) - before for draft_width in self.draft_widths]
-        worths = [[reach * self._worth(width, count)] for width in range(least, count + 1)]
-        values = probs * np.array(worths) - rate * np.array(costs)
-        row, column = divmod(int(values.argmax()), len(costs))
-        return Choice(
-            least + row, self.draft_widths[column], float(probs[row, column]), float(values[row, column]), costs[column]
-        )
+        worths = [[reach * self._worth(width, num_beams)] for width in self.widths(num_beams)]
+        values = probs_WJ * np.array(worths) - rate * np.array(costs)
+        cell = divmod(int(values.argmax()), len(costs))
+        return Choice(cell, float(values[cell]), values)
 
     def _worth(self, width: int, num_beams: int) -> float:
         """Layers of ``num_beams`` beams that a layer of ``width`` beams is worth."""
@@ -193,18 +192,18 @@ class LearnedWidth:
     def probs(self, features: torch.Tensor, num_beams: int, stage: Literal["prior", "full"]) -> np.ndarray:
         """Success probabilities of one layer, float32 (W, J), from its features (F,), computed on the host.
 
-        In exact mode those of ``num_beams`` beams alone, (1, J).
+        W and J count `widths` and `draft_widths`.
         """
-        return self._counting(self._host_nets[stage].success_probs(features.cpu().numpy(), num_beams), num_beams)
+        return self._allowed(self._host_nets[stage].success_probs(features.cpu().numpy(), num_beams), num_beams)
 
     @torch.inference_mode()
     def probs_on_device(self, features: torch.Tensor, num_beams: int) -> torch.Tensor:
         """The full network's, on the device of the features."""
-        return self._counting(self._on(features.device).success_probs(features.unsqueeze(0))[0], num_beams)
+        return self._allowed(self._on(features.device).success_probs(features.unsqueeze(0))[0], num_beams)
 
-    def _counting(self, probs_WJ: _Table, num_beams: int) -> _Table:
-        """The rows of the widths that count."""
-        return probs_WJ[num_beams - 1 if self.mode == "exact" else 0 : num_beams]
+    def _allowed(self, probs_WJ: _Table, num_beams: int) -> _Table:
+        """The plans that may be chosen, of a table over all widths and edges."""
+        return probs_WJ[self.widths(num_beams)[0] - 1 : num_beams, : len(self.draft_widths)]
 
     def _on(self, device: torch.device) -> WidthPredictor:
         """The predictor on a device; copied there once."""
@@ -220,34 +219,37 @@ class _LearnedPlanner:
         self.policy = policy
         self.ledger = ledger
         self.trust = PromptTrust()
+        self.habits = Habits(ledger.habits)
         self.reach = 1.0
         self.tokens = 0
 
     def next_layer(self, view: LayerView) -> LayerPlan | None:
         if not self._may_go_on(view):
             return None
+        if self.habits.at(view.layer).rests():
+            return self._as_ever(view)
         policy, trust = self.policy, self.trust
         prior_WJ = policy.probs(view.context_features, view.num_beams, "prior")
-        hope = self._choose(prior_WJ, trust.prior.factor * trust.full.factor)
+        hope = self._choose(view, prior_WJ * trust.prior.factor)
         price = self.ledger.rate * policy.draft_ms(view.num_parents)
-        if view.layer == 0:
-            trust.judge(hopeless=hope.value + hope.success <= price)  # it would not pay if it were twice as likely
-        if hope.value <= price:
+        if trust.prior.made and hope.value <= price:  # it has been judged once: it could not learn otherwise
+            self._learn(view, hope, prior_WJ * trust.prior.factor, asks=1, drafted=False)
             return None
         full_WJ = policy.probs(view.features, view.num_beams, "full")
-        cell = hope.width - 1, policy.draft_widths.index(hope.draft_width)
-        trust.prior.add(float(prior_WJ[cell]), float(full_WJ[cell]))
-        return self._settle(view, self._choose(full_WJ, trust.full.factor))
+        trust.prior.add(float(prior_WJ[hope.cell]), float(full_WJ[hope.cell]))
+        return self._settle(view, full_WJ, asks=2)
 
     def ask(self, view: LayerView) -> Question | None:
         """The choice of the full network alone: asking the prior first would add a wait to every layer."""
         if not self._may_go_on(view):
             return None
+        if self.habits.at(view.layer).rests():
+            plan = self._as_ever(view)
+            return None if plan is None else Question((), plan.draft_width, lambda _: plan)
         probs_WJ = self.policy.probs_on_device(view.features, view.num_beams)
 
         def decide(values: Sequence[list[float]]) -> LayerPlan | None:
-            full_WJ = np.array(values[0]).reshape(tuple(probs_WJ.shape))
-            return self._settle(view, self._choose(full_WJ, self.trust.full.factor))
+            return self._settle(view, np.array(values[0]).reshape(tuple(probs_WJ.shape)), asks=1)
 
         return Question([probs_WJ], self.policy.draft_widths[-1], decide)
 
@@ -256,24 +258,45 @@ class _LearnedPlanner:
         policy, ledger = self.policy, self.ledger
         if view.layer == 0:
             self.trust = view.notes.setdefault("trust", self.trust)
+            self.habits = view.notes.setdefault("habits", self.habits)
             self.trust.begin(view.outcomes)
             self.tokens = view.num_parents
             ledger.begin(policy.target_ms(self.tokens) + policy.profile.block_ms)
-            if self.trust.rests():
-                return False
         return view.layer < policy.max_gamma and self.reach > ledger.rate * policy.draft_ms(view.num_parents)
 
-    def _settle(self, view: LayerView, choice: Choice) -> LayerPlan | None:
+    def _settle(self, view: LayerView, full_WJ: np.ndarray, asks: int) -> LayerPlan | None:
         """The plan by the full network; the draft's forward is paid for already."""
-        policy, draft_ms = self.policy, self.policy.draft_ms(view.num_parents)
+        choice = self._choose(view, full_WJ)
+        self._learn(view, choice, full_WJ, asks, drafted=True)
         if choice.value <= 0.0:
-            self.ledger.add(0.0, draft_ms)
+            self.ledger.add(0.0, self.policy.draft_ms(view.num_parents))
             return None
-        self.trust.planned.append(min(choice.success / self.trust.full.factor, 1.0))  # as the network gave it
-        self.reach *= choice.success
-        self.tokens += choice.draft_width
-        self.ledger.add(self.reach, draft_ms + choice.target_ms)
-        return LayerPlan(view.num_beams if policy.mode == "exact" else choice.width, choice.draft_width)
+        return self._take(view, choice.cell, float(full_WJ[choice.cell]))
 
-    def _choose(self, probs_WJ: np.ndarray, trust: float) -> Choice:
-        return self.policy.choose(np.minimum(probs_WJ * trust, 1.0), self.tokens, self.reach, self.ledger.rate)
+    def _as_ever(self, view: LayerView) -> LayerPlan | None:
+        """The plan that is best on average, without an ask."""
+        best = self.habits.at(view.layer).best()
+        return None if best is None else self._take(view, *best)
+
+    def _take(self, view: LayerView, cell: tuple[int, int], promised: float) -> LayerPlan:
+        """Add a layer, which a network promised to be covered with this probability."""
+        policy, before = self.policy, self.policy.target_ms(self.tokens)
+        width, draft_width = policy.widths(view.num_beams)[cell[0]], policy.draft_widths[cell[1]]
+        self.trust.planned.append(promised)
+        self.reach *= min(promised * self.trust.full.factor, 1.0)
+        self.tokens += draft_width
+        self.ledger.add(self.reach, policy.draft_ms(view.num_parents) + policy.target_ms(self.tokens) - before)
+        return LayerPlan(width, draft_width)
+
+    def _choose(self, view: LayerView, probs_WJ: np.ndarray) -> Choice:
+        """By probabilities of the full network, or by those that the prior expects of it."""
+        probs_WJ = np.minimum(probs_WJ * self.trust.full.factor, 1.0)
+        return self.policy.choose(probs_WJ, view.num_beams, self.tokens, self.reach, self.ledger.rate)
+
+    def _learn(self, view: LayerView, choice: Choice, probs_WJ: np.ndarray, asks: int, drafted: bool) -> None:
+        """What asking has gained here, and what every plan would have gained without."""
+        rate, policy = self.ledger.rate, self.policy
+        price, asking_ms = rate * policy.draft_ms(view.num_parents), asks * policy.profile.ask_ms
+        gained = (max(choice.value, 0.0) - price if drafted else 0.0) - rate * asking_ms
+        self.habits.at(view.layer).learn(gained, choice.values_WJ - price, probs_WJ)
+        self.ledger.add(0.0, asking_ms)

@@ -14,9 +14,6 @@ from dataclasses import dataclass, field
 _MEMORY = 0.98
 """Share of the sums that the next block keeps: about 50 blocks count."""
 
-_LONGEST_REST = 4
-"""Most blocks in a row that pass without asking the networks."""
-
 
 @dataclass
 class Promises:
@@ -56,27 +53,11 @@ class PromptTrust:
         full: of the network that has seen the draft; an outcome is yes or no.
         prior: of the one that has not; it is judged by the other's probability, which is less noisy.
         planned: probabilities given for the layers of the block at hand.
-        rest: blocks that will still pass without asking: to ask costs a few per cent of a block, for nothing where the
-            draft is hopeless.
-        hopeless: blocks in a row that were asked about and found hopeless.
     """
 
     full: Promises = field(default_factory=lambda: Promises(doubt=2.0))
     prior: Promises = field(default_factory=lambda: Promises(doubt=0.5))
     planned: list[float] = field(default_factory=list)
-    rest: int = 0
-    hopeless: int = 0
-
-    def rests(self) -> bool:
-        """Whether this block passes without asking."""
-        resting = self.rest > 0
-        self.rest -= resting
-        return resting
-
-    def judge(self, hopeless: bool) -> None:
-        """What was found when a block was asked about: from the second hopeless one in a row on, the rest doubles."""
-        self.hopeless = self.hopeless + 1 if hopeless else 0
-        self.rest = min(2**self.hopeless // 4, _LONGEST_REST)
 
     def begin(self, outcomes: Sequence[bool]) -> None:
         """A block begins; ``outcomes`` are those of the last one's layers, as far as they were reached."""
