@@ -1,8 +1,8 @@
 """Whether asking the networks is worth its time in the prompt at hand, or the plan that is best on average will do.
 
-An ask takes a few per cent of a block. Where the answers hardly differ, or differ in nothing that matters, the same plan
-without an ask is faster. The asks so far tell what asking has gained, and what each plan would have gained had it been
-taken every time: the better one is taken, and asking is tried again ever more rarely.
+An ask takes a few per cent of a block. Where the answers hardly differ, or differ in nothing that matters, the same
+plan without an ask is faster. The asks so far tell what asking has gained, and what each plan would have gained had it
+been taken every time: the better one is taken, and asking is tried again ever more rarely.
 """
 
 from __future__ import annotations

@@ -20,12 +20,18 @@ if TYPE_CHECKING:
     import torch
 
     from beamwise.controller.latency import LatencyProfile
+    from beamwise.controller.policy import LearnedWidth
     from beamwise.decoding.config import RunnerName
     from beamwise.decoding.drafters import Drafter
+    from beamwise.decoding.widths import BlockPlanner, LayerPlan, LayerView, Question, WidthPolicy
 
 
 _BEAMS = 4
 """Beams while what a block costs besides forwards is measured."""
+_LAYERS = 4
+"""Layers drafted in a block, where any are."""
+_WIDTH = 8
+"""Candidates of each."""
 _CALLS = 3
 """Calls for each of these measurements."""
 
@@ -130,7 +136,7 @@ def measure_profile(
             draft_forward = _draft_forward(source, context, capacity, runner)
         forwards = measure(target_forward, draft_forward, tokens, repeats, synchronise, device=name)
     dtype = str(models.target.dtype).removeprefix("torch.")
-    return dataclasses.replace(forwards, dtype=dtype, **_overheads(models, source, runner))  # type: ignore[arg-type]
+    return dataclasses.replace(forwards, dtype=dtype, **_overheads(models, source, runner, forwards))  # type: ignore[arg-type]
 
 
 def _target_forward(pool: Any, context: int) -> Callable[[int], object]:
@@ -175,34 +181,92 @@ def _draft_forward(source: Drafter, context: int, capacity: int, runner: RunnerN
     return forward
 
 
-def _overheads(models: Models, source: Drafter | None, runner: RunnerName) -> dict[str, float]:
+@dataclass(frozen=True)
+class _AskedWidth:
+    """Asks a controller about every layer, and plans as `FixedWidth` whatever it answers.
+
+    Attributes:
+        learned: asked; its weights do not matter.
+        plan: of every layer.
+        gamma: layers of every block.
+    """
+
+    learned: LearnedWidth
+    plan: LayerPlan
+    gamma: int
+
+    def start_block(self, num_beams: int) -> BlockPlanner:
+        return _AskedPlanner(self, num_beams)
+
+
+@dataclass(frozen=True)
+class _AskedPlanner:
+    policy: _AskedWidth
+    num_beams: int
+
+    def next_layer(self, view: LayerView) -> LayerPlan | None:
+        if view.layer >= self.policy.gamma:
+            return None
+        self.policy.learned.probs(view.context_features, self.num_beams, "prior")
+        self.policy.learned.probs(view.features, self.num_beams, "full")
+        return self.policy.plan
+
+    def ask(self, view: LayerView) -> Question | None:
+        """As a learned policy does where reads cost a wait."""
+        if view.layer >= self.policy.gamma:
+            return None
+        probs_WJ = self.policy.learned.probs_on_device(view.features, self.num_beams)
+        return Question([probs_WJ], self.policy.plan.draft_width, lambda _: self.policy.plan)
+
+
+def _overheads(
+    models: Models, source: Drafter | None, runner: RunnerName, forwards: LatencyProfile
+) -> dict[str, float]:
     """Milliseconds besides the forwards, as `LatencyProfile` names them."""
     import torch
 
+    from beamwise.controller.policy import LearnedWidth
+    from beamwise.controller.predictor import WidthPredictor
+    from beamwise.decoding.host import reads_are_free
+    from beamwise.decoding.widths import FixedWidth, LayerPlan
+
+    device, vocab_size = models.target.device, models.target.config.get_text_config().vocab_size
+    prompt = torch.arange(100, device=device).unsqueeze(0) % vocab_size
+    asked = _AskedWidth(LearnedWidth(WidthPredictor(), forwards), LayerPlan(_BEAMS, _WIDTH), _LAYERS)
+    kinds: dict[str, tuple[WidthPolicy, bool]] = {
+        "sampled": (FixedWidth(0, _WIDTH), True),
+        "drafted": (FixedWidth(_LAYERS, _WIDTH), False),
+        "asked": (asked, False),
+        "plain": (FixedWidth(0, _WIDTH), False),
+    }
     per_block, per_call = {}, 0.0
-    vocab_size = models.target.config.get_text_config().vocab_size
-    prompt = torch.arange(100, device=models.target.device).unsqueeze(0) % vocab_size
-    for gamma, do_sample in ((0, True), (4, False), (0, False)):
-        calls = _clocked_calls(models, source, runner, gamma, do_sample, prompt)
-        per_block[gamma, do_sample], per_call = (statistics.median(times) for times in zip(*calls, strict=True))
-    plain = per_block[0, False]
+    for kind, (policy, do_sample) in kinds.items():
+        calls = _clocked_calls(models, source, runner, policy, do_sample, prompt)
+        per_block[kind], per_call = (statistics.median(times) for times in zip(*calls, strict=True))
+    plain, asks = per_block["plain"], _LAYERS * (2 if reads_are_free(device) else 1)
     return {
-        "layer_ms": max(per_block[4, False] - plain, 0.0) / 4,
+        "layer_ms": max(per_block["drafted"] - plain, 0.0) / _LAYERS,
         "block_ms": plain,
         "call_ms": max(per_call, 0.0),
-        "sampling_ms": max(per_block[0, True] - plain, 0.0) / _BEAMS,
+        "sampling_ms": max(per_block["sampled"] - plain, 0.0) / _BEAMS,
+        "ask_ms": max(per_block["asked"] - per_block["drafted"], 0.0) / asks,
     }
 
 
 def _clocked_calls(
-    models: Models, source: Drafter | None, runner: RunnerName, gamma: int, do_sample: bool, prompt: torch.Tensor
+    models: Models,
+    source: Drafter | None,
+    runner: RunnerName,
+    policy: WidthPolicy,
+    do_sample: bool,
+    prompt: torch.Tensor,
 ) -> list[tuple[float, float]]:
     """Milliseconds besides the forwards of some calls, after one to warm up: (of a block, of the call besides)."""
     import torch
 
     from beamwise.decoding.generate import SpeculativeBeams
 
-    beams = SpeculativeBeams(drafter="none" if source is None else source, gamma=gamma, draft_width=8, runner=runner)
+    beams = SpeculativeBeams(drafter="none" if source is None else source, policy=policy, runner=runner)
     beams.measure = True
     arguments = {"num_beams": _BEAMS, "max_new_tokens": 32, "eos_token_id": None, "custom_generate": beams}
     arguments |= {"do_sample": True, "top_k": 50} if do_sample else {"do_sample": False}
