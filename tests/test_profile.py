@@ -23,7 +23,7 @@ def test_what_is_measured(tmp_path: Path, tiny_llama: Callable[..., LlamaForCaus
     profile = load_hardware(tmp_path / "profile.json")
     assert profile.tokens == (1, 4)
     assert min(*profile.target_ms, *profile.draft_ms, profile.block_ms, profile.call_ms) > 0.0
-    assert min(profile.layer_ms, profile.sampling_ms) >= 0.0
+    assert min(profile.layer_ms, profile.sampling_ms, profile.ask_ms) >= 0.0
     assert profile.dtype == "bfloat16"
     assert main([*command, "--draft", "none", "--drafter", "lookup", "--out", str(tmp_path / "lookup.yaml")]) == 0
     assert load_hardware(tmp_path / "lookup.yaml").draft_ms == (0.0, 0.0)

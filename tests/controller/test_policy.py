@@ -48,18 +48,20 @@ def constant_predictor(prior: list[float], full: list[list[float]]) -> WidthPred
 
 
 class Views:
-    """Layer views that record what was asked for."""
+    """Layer views of one prompt that record what was asked for."""
 
     def __init__(self, num_beams: int) -> None:
         self.num_beams = num_beams
         self.drafts = 0
+        self.notes: dict[str, object] = {}
 
     def view(self, layer: int, parents: int) -> LayerView:
         def draft() -> torch.Tensor:
             self.drafts += 1
             return torch.zeros(len(FEATURE_NAMES))
 
-        return LayerView(layer, self.num_beams, parents, lambda: torch.zeros(len(CONTEXT_NAMES)), draft)
+        context = torch.zeros(len(CONTEXT_NAMES))
+        return LayerView(layer, self.num_beams, parents, lambda: context, draft, notes=self.notes)
 
 
 def plan(policy: LearnedWidth, views: Views) -> list[LayerPlan]:
@@ -114,9 +116,18 @@ def test_drafts_wide_where_only_width_succeeds() -> None:
 def test_saves_the_draft_where_it_cannot_pay() -> None:
     views = Views(2)
     assert settle(LearnedWidth(constant_predictor(HOPELESS[0], HOPELESS), PROFILE), views) == []
-    assert views.drafts == 0
+    assert views.drafts == 1  # once, to see whether the prior is right about this prompt
+    views = Views(2)
     assert settle(LearnedWidth(constant_predictor(SURE[0], SURE), DEAR_DRAFT), views) == []
     assert views.drafts == 0
+
+
+def test_a_prior_that_is_wrong_about_a_prompt_learns_it() -> None:
+    doubtful = [0.1, 0.11, 0.12]
+    policy = LearnedWidth(constant_predictor(doubtful, SURE), PROFILE)
+    views = Views(2)
+    assert all(plan(policy, views) for _ in range(20))
+    assert settle(LearnedWidth(constant_predictor(doubtful, HOPELESS), PROFILE), Views(2)) == []
 
 
 def test_the_full_network_may_still_refuse() -> None:

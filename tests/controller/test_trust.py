@@ -85,13 +85,3 @@ def test_decoding_tells_the_policy_what_came_of_its_layers() -> None:
     assert torch.equal(ours, target.generate(ids, **arguments))  # type: ignore[operator]
     assert depths[0] == 2
     assert sum(depths[-10:]) < 10
-
-
-def test_a_hopeless_draft_is_asked_about_less_and_less() -> None:
-    trust, asked = PromptTrust(), []
-    for block in range(30):
-        if not trust.rests():
-            asked.append(block)
-            trust.judge(hopeless=block < 20)
-    assert asked[:6] == [0, 1, 3, 6, 11, 16]
-    assert asked[6:] == list(range(21, 30))  # hope: no rest any more
