@@ -14,9 +14,6 @@ import numpy as np
 _MEMORY = 0.8
 """Share of the sums that the next ask keeps: about 5 asks count."""
 
-_LEAST_ASKED = 2
-"""Asks that are needed before a plan is taken without one."""
-
 _LONGEST_REST = 8
 """Most blocks in a row that pass without asking."""
 
@@ -75,8 +72,8 @@ class Habit:
         self.values_WJ = _MEMORY * self.values_WJ + values_WJ
         self.probs_WJ = _MEMORY * self.probs_WJ + probs_WJ
         self.idle = 0 if self.gained > max(float(self.values_WJ.max()), 0.0) else self.idle + 1
-        known = self.asked > 1.0 + _MEMORY * (_LEAST_ASKED - 2)
-        self.rest = min(2**self.idle // 2, _LONGEST_REST) if self.idle and known else 0
+        alone = self.asked <= 1.0  # one ask, of any prompt, says too little
+        self.rest = 0 if alone else min(2**self.idle // 2, _LONGEST_REST)
         if self.origin is not None:
             self.origin.learn(gained, values_WJ, probs_WJ)
 

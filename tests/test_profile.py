@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import LlamaForCausalLM
 
 from beamwise.cli import main
 from beamwise.controller.checkpoint import Controller
 from beamwise.controller.hardware import load_hardware
+from beamwise.controller.policy import LearnedWidth
 from tests.controller.test_checkpoint import make_controller
 from tests.tiny_folder import save_tiny_folder
 
@@ -27,6 +29,26 @@ def test_what_is_measured(tmp_path: Path, tiny_llama: Callable[..., LlamaForCaus
     assert profile.dtype == "bfloat16"
     assert main([*command, "--draft", "none", "--drafter", "lookup", "--out", str(tmp_path / "lookup.yaml")]) == 0
     assert load_hardware(tmp_path / "lookup.yaml").draft_ms == (0.0, 0.0)
+
+
+def test_asks_as_on_a_device_whose_reads_wait(
+    tmp_path: Path, tiny_llama: Callable[..., LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    probs_on_device = LearnedWidth.probs_on_device
+
+    def count(policy: LearnedWidth, features: torch.Tensor, num_beams: int) -> torch.Tensor:
+        asked.append(num_beams)
+        return probs_on_device(policy, features, num_beams)
+
+    monkeypatch.setattr(LearnedWidth, "probs_on_device", count)
+    monkeypatch.setattr("beamwise.decoding.drafting.reads_are_free", lambda device: False)
+    target = save_tiny_folder(tmp_path / "target", tiny_llama(vocab_size=48))
+    command = ["profile", "--target", target, "--draft", target, "--drafter", "model", "--device", "cpu"]
+    command += ["--tokens", "[1,4]", "--context", "8", "--repeats", "1", "--out", str(tmp_path / "profile.json")]
+    assert main(command) == 0
+    assert set(asked) == {4}
+    assert load_hardware(tmp_path / "profile.json").ask_ms >= 0.0
 
 
 def test_a_controller_takes_it_in(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from beamwise.controller.policy import LearnedWidth
     from beamwise.decoding.config import RunnerName
     from beamwise.decoding.drafters import Drafter
-    from beamwise.decoding.widths import BlockPlanner, LayerPlan, LayerView, Question, WidthPolicy
+    from beamwise.decoding.widths import BlockPlanner, FixedWidth, LayerPlan, LayerView, Question, WidthPolicy
 
 
 _BEAMS = 4
@@ -183,40 +183,36 @@ def _draft_forward(source: Drafter, context: int, capacity: int, runner: RunnerN
 
 @dataclass(frozen=True)
 class _AskedWidth:
-    """Asks a controller about every layer, and plans as `FixedWidth` whatever it answers.
-
-    Attributes:
-        learned: asked; its weights do not matter.
-        plan: of every layer.
-        gamma: layers of every block.
-    """
+    """Asks a controller about every layer, and plans fixed widths whatever it answers."""
 
     learned: LearnedWidth
-    plan: LayerPlan
-    gamma: int
+    fixed: FixedWidth
 
     def start_block(self, num_beams: int) -> BlockPlanner:
-        return _AskedPlanner(self, num_beams)
+        return _AskedPlanner(self.learned, self.fixed.start_block(num_beams), num_beams)
 
 
 @dataclass(frozen=True)
 class _AskedPlanner:
-    policy: _AskedWidth
+    learned: LearnedWidth
+    fixed: BlockPlanner
     num_beams: int
 
     def next_layer(self, view: LayerView) -> LayerPlan | None:
-        if view.layer >= self.policy.gamma:
-            return None
-        self.policy.learned.probs(view.context_features, self.num_beams, "prior")
-        self.policy.learned.probs(view.features, self.num_beams, "full")
-        return self.policy.plan
+        plan = self.fixed.next_layer(view)
+        if plan is not None:
+            self.learned.probs(view.context_features, self.num_beams, "prior")
+            self.learned.probs(view.features, self.num_beams, "full")
+        return plan
 
     def ask(self, view: LayerView) -> Question | None:
         """As a learned policy does where reads cost a wait."""
-        if view.layer >= self.policy.gamma:
+        from beamwise.decoding.widths import Question
+
+        plan = self.fixed.next_layer(view)
+        if plan is None:
             return None
-        probs_WJ = self.policy.learned.probs_on_device(view.features, self.num_beams)
-        return Question([probs_WJ], self.policy.plan.draft_width, lambda _: self.policy.plan)
+        return Question([self.learned.probs_on_device(view.features, self.num_beams)], plan.draft_width, lambda _: plan)
 
 
 def _overheads(
@@ -228,15 +224,15 @@ def _overheads(
     from beamwise.controller.policy import LearnedWidth
     from beamwise.controller.predictor import WidthPredictor
     from beamwise.decoding.host import reads_are_free
-    from beamwise.decoding.widths import FixedWidth, LayerPlan
+    from beamwise.decoding.widths import FixedWidth
 
     device, vocab_size = models.target.device, models.target.config.get_text_config().vocab_size
     prompt = torch.arange(100, device=device).unsqueeze(0) % vocab_size
-    asked = _AskedWidth(LearnedWidth(WidthPredictor(), forwards), LayerPlan(_BEAMS, _WIDTH), _LAYERS)
+    drafted = FixedWidth(_LAYERS, _WIDTH)
     kinds: dict[str, tuple[WidthPolicy, bool]] = {
         "sampled": (FixedWidth(0, _WIDTH), True),
-        "drafted": (FixedWidth(_LAYERS, _WIDTH), False),
-        "asked": (asked, False),
+        "drafted": (drafted, False),
+        "asked": (_AskedWidth(LearnedWidth(WidthPredictor(), forwards), drafted), False),
         "plain": (FixedWidth(0, _WIDTH), False),
     }
     per_block, per_call = {}, 0.0
