@@ -136,7 +136,6 @@ class _Frontier:
             recent_depth=history.depth,
             parent_scores_P=parents.scores_L,
             root_scores_L=live.scores_L,
-            root_summary=history.root_summary,
         )
 
 

@@ -198,7 +198,7 @@ class Engine:
         row.stats.widths += sum(layer.width for layer in verification.layers)
         row.live = verification.live.best(row.request.config.carry_beams)
         outcomes = tuple(layer.covered for layer in verification.layers if layer.drafted)
-        row.history = row.history.updated(drafted, outcomes, verification.log_probs_LV)
+        row.history = row.history.updated(drafted, outcomes)
         if row.finished.done:
             self._pool.clear(row.index)
             if self.drafter is not None:
@@ -234,8 +234,7 @@ class Engine:
             sequences_LT=prompt.unsqueeze(0),
         )
         finished = FinishedBeams(config.num_beams, config.length_penalty, config.early_stopping, config.max_new_tokens)
-        history = History(torch.empty(0, device=device))
-        return Row(index, request, forest, live, finished, history)
+        return Row(index, request, forest, live, finished, History())
 
     def _slots_needed(self, request: Request) -> int:
         """Slots for the whole prompt and output, and room for wide forests; the pool grows where that is too little."""

@@ -16,7 +16,7 @@ import torch
 
 from .topk import topk_rows
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised whenever a feature is added, removed, reordered or computed differently."""
 
 _TOP = 32
@@ -42,9 +42,6 @@ CONTEXT_NAMES: tuple[str, ...] = (
     "recent_acceptance",
     "recent_depth",
     "num_roots",
-    "root_entropy",
-    "root_top1",
-    "root_gap",
     "root_score_gap",
     "root_score_spread",
     "path_log_prob",
@@ -99,7 +96,6 @@ class FeatureInputs:
         recent_depth: running number of layers covered per block.
         parent_scores_P: float32 (P,), the parents' accumulated scores, in the draft's order.
         root_scores_L: float32 (L,), the live beams' true scores at the block's start, best first.
-        root_summary: from `summarise_root`.
     """
 
     layer: int
@@ -113,23 +109,6 @@ class FeatureInputs:
     recent_depth: float
     parent_scores_P: torch.Tensor
     root_scores_L: torch.Tensor
-    root_summary: torch.Tensor
-
-
-def summarise_root(log_probs_LV: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-    """The target's certainty at the last position it verified, averaged over the beams there.
-
-    Args:
-        log_probs_LV: float32 (L, V), processed log-probabilities; None before the first target forward.
-        device: where the result lives when there is nothing to read.
-
-    Returns:
-        float32 (3,): entropy (nats), probability of the best token, log-probability gap between the two best.
-    """
-    if log_probs_LV is None:
-        return torch.zeros(3, device=device)
-    entropy, top, _ = _row_statistics(log_probs_LV, 2)
-    return torch.stack([entropy.mean(), top[:, 0].exp().mean(), _gap(top[:, 0], top[:, 1]).mean()])
 
 
 def context_features(inputs: FeatureInputs) -> torch.Tensor:
@@ -169,7 +148,7 @@ def context_features(inputs: FeatureInputs) -> torch.Tensor:
     ]
     # a pageable copy that does not wait for the device
     head = torch.tensor(numbers).to(scores.device, non_blocking=True)
-    return torch.cat([head, inputs.root_summary, torch.stack(tensors)])
+    return torch.cat([head, torch.stack(tensors)])
 
 
 def draft_features(inputs: FeatureInputs, draft_log_probs_PV: torch.Tensor) -> torch.Tensor:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 
 from .beams import Beams
 from .config import DecodeConfig
-from .features import summarise_root
 from .finished import FinishedBeams, Hypothesis
 from .forest import Forest
 from .rules import SearchRules
@@ -53,30 +51,20 @@ class History:
         depth: running average of the layers covered per block that drafted any.
         blocks: blocks so far.
         outcomes: of the last block's drafted layers that were reached, whether each was covered.
-        log_probs_LV: the target's processed log-probabilities, (L, V), at the live beams' parents; empty at first.
     """
 
-    log_probs_LV: torch.Tensor
     acceptance: float = 0.5
     depth: float = 0.0
     blocks: int = 0
     outcomes: tuple[bool, ...] = ()
 
-    @cached_property
-    def root_summary(self) -> torch.Tensor:
-        """`features.summarise_root` of the target at the parents of the live beams."""
-        device = self.log_probs_LV.device
-        return summarise_root(self.log_probs_LV if self.log_probs_LV.numel() else None, device)
-
-    def updated(
-        self, drafted: int, outcomes: tuple[bool, ...], log_probs_LV: torch.Tensor, rate: float = 0.2
-    ) -> History:
-        """The history after a block that drafted so many layers, with these outcomes and last log-probabilities."""
+    def updated(self, drafted: int, outcomes: tuple[bool, ...], rate: float = 0.2) -> History:
+        """The history after a block that drafted so many layers, with these outcomes."""
         acceptance, depth, covered = self.acceptance, self.depth, sum(outcomes)
         if drafted:
             acceptance += rate * (covered / drafted - acceptance)
             depth += rate * (covered - depth)
-        return History(log_probs_LV, acceptance, depth, self.blocks + 1, outcomes)
+        return History(acceptance, depth, self.blocks + 1, outcomes)
 
 
 @dataclass

@@ -21,7 +21,6 @@ from beamwise.decoding.features import (
     context_features,
     layer_features,
     schema_hash,
-    summarise_root,
 )
 from beamwise.decoding.generate import SpeculativeBeams
 from beamwise.decoding.widths import FixedWidth
@@ -41,7 +40,6 @@ def make_inputs(parents: int = 5, num_beams: int = 3, seed: int = 0, **changes: 
         "recent_depth": 1.5,
         "parent_scores_P": torch.randn(parents, generator=generator) - 6.0,
         "root_scores_L": torch.randn(num_beams, generator=generator).sort(descending=True).values - 4.0,
-        "root_summary": torch.tensor([1.0, 0.5, 0.7]),
     }
     return FeatureInputs(**{**values, **changes})
 
@@ -79,7 +77,6 @@ def test_against_plain_formulas() -> None:
         min(0.0, float(inputs.parent_scores_P[:3].max() - inputs.root_scores_L[0])), abs=1e-5
     )
     assert found["log_position"] == pytest.approx(math.log(8.0))
-    assert found["root_entropy"] == 1.0
 
 
 def test_the_context_needs_no_draft() -> None:
@@ -108,23 +105,13 @@ def test_always_finite(parents: int, vocab: int, num_beams: int) -> None:
     assert features.isfinite().all()
 
 
-def test_root_summary() -> None:
-    assert torch.equal(summarise_root(None, torch.device("cpu")), torch.zeros(3))
-    uniform = torch.full((2, 8), -math.log(8.0))
-    assert summarise_root(uniform, torch.device("cpu")).tolist() == pytest.approx([math.log(8.0), 0.125, 0.0], abs=1e-5)
-
-
 def test_the_host_never_waits() -> None:
     """Reading any value (item, bool, int) of a fake tensor raises."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         real = make_inputs()
-        tensors = {
-            name: mode.from_tensor(getattr(real, name)) for name in ("parent_scores_P", "root_scores_L", "root_summary")
-        }
+        tensors = {name: mode.from_tensor(getattr(real, name)) for name in ("parent_scores_P", "root_scores_L")}
         features = layer_features(make_inputs(**tensors), mode.from_tensor(log_probs(5, 64)))
-        summary = summarise_root(mode.from_tensor(log_probs(2, 64)), torch.device("cpu"))
     assert features.shape == (len(FEATURE_NAMES),)
-    assert summary.shape == (3,)
 
 
 @pytest.mark.parametrize("redrawn", [0, 1, 2])

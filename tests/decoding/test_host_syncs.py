@@ -201,7 +201,6 @@ def test_looking_ahead_changes_nothing(
                     block.row.request.stream,
                     [layer.drawn_nodes for layer in block.verification.layers],
                     block.verification.log_probs_LV.tolist(),
-                    block.row.history.root_summary.tolist(),
                     block.row.forest.num_slots,
                 )
             ),
