@@ -2,7 +2,8 @@
 
 An ask takes a few per cent of a block. Where the answers hardly differ, or differ in nothing that matters, the same
 plan without an ask is faster. The asks so far tell what asking has gained, and what each plan would have gained had it
-been taken every time: the better one is taken, and asking is tried again ever more rarely.
+been taken every time. Where one of these is better, the plan that is best by the mean of the answers is taken, as far
+as outcomes still speak for it, and asking is tried again ever more rarely.
 """
 
 from __future__ import annotations
@@ -53,11 +54,10 @@ class Habit:
         self.rest -= resting
         return resting
 
-    def best(self) -> tuple[tuple[int, int], float] | None:
-        """Cell of the plan that would have gained most, and its mean success probability; None: drafting nothing."""
-        values_WJ, probs_WJ = np.asarray(self.values_WJ), np.asarray(self.probs_WJ)
-        cell = divmod(int(values_WJ.argmax()), values_WJ.shape[1])
-        return (cell, float(probs_WJ[cell]) / self.asked) if values_WJ[cell] > 0.0 else None
+    @property
+    def mean_probs(self) -> np.ndarray:
+        """Mean of the success probabilities of the plans, float (W, J); there was an ask."""
+        return np.asarray(self.probs_WJ) / self.asked
 
     def learn(self, gained: float, values_WJ: np.ndarray, probs_WJ: np.ndarray) -> None:
         """Take in an ask.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -19,45 +19,13 @@ import torch
 from beamwise.decoding.errors import ConfigError
 from beamwise.decoding.widths import BlockPlanner, LayerPlan, LayerView, Question
 
+from .frailty import PromptFrailty
 from .habit import Habits
 from .latency import LatencyProfile
+from .ledger import Ledger
 from .predictor import WidthPredictor
-from .trust import PromptTrust
 
 _Table = TypeVar("_Table", np.ndarray, torch.Tensor)
-
-_MEMORY = 0.98
-"""Share of the running sums that the next block keeps: the rate looks back about 50 blocks."""
-
-
-@dataclass
-class _Ledger:
-    """Running averages of decoding with one number of beams.
-
-    Attributes:
-        layers: expected layers of past blocks, decayed.
-        ms: their expected milliseconds, decayed.
-        habits: of all prompts.
-    """
-
-    layers: float = 0.0
-    ms: float = 0.0
-    habits: Habits = field(default_factory=Habits)
-
-    def begin(self, ms: float) -> None:
-        """A block starts: the target's forward alone gives one layer for ``ms``."""
-        self.layers = _MEMORY * self.layers + 1.0
-        self.ms = _MEMORY * self.ms + ms
-
-    def add(self, layers: float, ms: float) -> None:
-        """The block's plan grew."""
-        self.layers += layers
-        self.ms += ms
-
-    @property
-    def rate(self) -> float:
-        """Layers per millisecond."""
-        return self.layers / self.ms
 
 
 @dataclass(frozen=True)
@@ -79,15 +47,15 @@ class LearnedWidth:
     """Plans blocks with a `WidthPredictor` and a latency profile; a `WidthPolicy`.
 
     At each layer the prior network decides whether running the draft can pay; the full network then chooses the draft
-    width, or stops. On a GPU, where each decision of the host is a wait, the draft runs without asking the prior.
+    width, or stops. On a GPU, where decisions of the host are waits, the draft runs without asking the prior.
 
     In exact mode every beam must be covered. In dynamic mode the policy also chooses how many beams to keep: a layer of
     w beams is worth 1 - quality * (1/w - 1/W) / (1 - 1/W) layers of W beams, since the likelihood of the result grows
     with the width in about this way. (A threshold on the probability, as in the paper, keeps the narrowest width
     wherever the cheapest draft reaches it: replayed, it gave no choice between speed and quality.)
 
-    Where a prompt is unlike those that the networks learnt from, its own layers tell (`trust`). Where asking them gains
-    less than it takes, the plan that is best on average is followed without (`habit`).
+    What a prompt is like beyond the features, its own layers tell (`frailty`). Where asking the networks gains less
+    than it takes, the plan that is best on average is followed without (`habit`).
 
     The policy keeps running averages, so its plans depend on what it decoded before; in exact mode the output does not.
 
@@ -134,7 +102,7 @@ class LearnedWidth:
         self.min_width = min_width
         self.max_gamma = max_gamma
         self.max_beams = min(max_beams or predictor.config.max_width, predictor.config.max_width)
-        self._ledgers: dict[int, _Ledger] = {}
+        self._ledgers: dict[int, Ledger] = {}
         self._copies = {next(predictor.parameters()).device: self.predictor}
         self._host_nets = {"prior": predictor.prior.on_host(), "full": predictor.full.on_host()}
         self._target_ms = [profile.target(tokens) for tokens in range(max_gamma * edges[-1] + 2 * 64)]
@@ -151,7 +119,7 @@ class LearnedWidth:
                 f"num_beams is {num_beams}, but this controller has learned from at most {self.max_beams}: use fewer "
                 "beams, fixed widths, or train a controller on traces of as many"
             )
-        return _LearnedPlanner(self, self._ledgers.setdefault(num_beams, _Ledger()))
+        return _LearnedPlanner(self, self._ledgers.setdefault(num_beams, Ledger()))
 
     def target_ms(self, tokens: int) -> float:
         """Milliseconds of a target forward, from a table."""
@@ -215,10 +183,10 @@ class LearnedWidth:
 class _LearnedPlanner:
     """Plans one block."""
 
-    def __init__(self, policy: LearnedWidth, ledger: _Ledger) -> None:
+    def __init__(self, policy: LearnedWidth, ledger: Ledger) -> None:
         self.policy = policy
         self.ledger = ledger
-        self.trust = PromptTrust()
+        self.frailty = PromptFrailty()
         self.habits = Habits(ledger.habits)
         self.reach = 1.0
         self.tokens = 0
@@ -228,15 +196,15 @@ class _LearnedPlanner:
             return None
         if self.habits.at(view.layer).rests():
             return self._as_ever(view)
-        policy, trust = self.policy, self.trust
+        policy, frailty = self.policy, self.frailty.prior
         prior_WJ = policy.probs(view.context_features, view.num_beams, "prior")
-        hope = self._choose(view, prior_WJ * trust.prior.factor)
-        price = self.ledger.rate * policy.draft_ms(view.num_parents)
-        if trust.prior.made and hope.value <= price:  # it has been judged once: it could not learn otherwise
-            self._learn(view, hope, prior_WJ * trust.prior.factor, asks=1, drafted=False)
+        expected_WJ = frailty.applied(prior_WJ)
+        hope = self._choose(view, expected_WJ)
+        if frailty.information and hope.value <= self._price(view):  # it has been judged: it could not learn otherwise
+            self._learn(view, hope, expected_WJ, asks=1, drafted=False)
             return None
         full_WJ = policy.probs(view.features, view.num_beams, "full")
-        trust.prior.add(float(prior_WJ[hope.cell]), float(full_WJ[hope.cell]))
+        frailty.update(float(prior_WJ[hope.cell]), float(full_WJ[hope.cell]))
         return self._settle(view, full_WJ, asks=2)
 
     def ask(self, view: LayerView) -> Question | None:
@@ -257,12 +225,12 @@ class _LearnedPlanner:
         """Whether a layer that is certain to be covered would be worth the draft's forward."""
         policy, ledger = self.policy, self.ledger
         if view.layer == 0:
-            self.trust = view.notes.setdefault("trust", self.trust)
+            self.frailty = view.notes.setdefault("frailty", self.frailty)
             self.habits = view.notes.setdefault("habits", self.habits)
-            self.trust.begin(view.outcomes)
+            self.frailty.begin(view.outcomes)
             self.tokens = view.num_parents
             ledger.begin(policy.target_ms(self.tokens) + policy.profile.block_ms)
-        return view.layer < policy.max_gamma and self.reach > ledger.rate * policy.draft_ms(view.num_parents)
+        return view.layer < policy.max_gamma and self.reach > self._price(view)
 
     def _settle(self, view: LayerView, full_WJ: np.ndarray, asks: int) -> LayerPlan | None:
         """The plan by the full network; the draft's forward is paid for already."""
@@ -274,29 +242,35 @@ class _LearnedPlanner:
         return self._take(view, choice.cell, float(full_WJ[choice.cell]))
 
     def _as_ever(self, view: LayerView) -> LayerPlan | None:
-        """The plan that is best on average, without an ask."""
-        best = self.habits.at(view.layer).best()
-        return None if best is None else self._take(view, *best)
+        """The plan that is best by the mean of the answers so far, without an ask."""
+        probs_WJ = self.habits.at(view.layer).mean_probs
+        choice = self._choose(view, probs_WJ)
+        return (
+            None if choice.value <= self._price(view) else self._take(view, choice.cell, float(probs_WJ[choice.cell]))
+        )
 
     def _take(self, view: LayerView, cell: tuple[int, int], promised: float) -> LayerPlan:
         """Add a layer, which a network promised to be covered with this probability."""
         policy, before = self.policy, self.policy.target_ms(self.tokens)
         width, draft_width = policy.widths(view.num_beams)[cell[0]], policy.draft_widths[cell[1]]
-        self.trust.planned.append(promised)
-        self.reach *= min(promised * self.trust.full.factor, 1.0)
+        self.frailty.planned.append(promised)
+        self.reach *= float(self.frailty.full.applied(np.array(promised)))
         self.tokens += draft_width
         self.ledger.add(self.reach, policy.draft_ms(view.num_parents) + policy.target_ms(self.tokens) - before)
         return LayerPlan(width, draft_width)
 
     def _choose(self, view: LayerView, probs_WJ: np.ndarray) -> Choice:
         """By probabilities of the full network, or by those that the prior expects of it."""
-        probs_WJ = np.minimum(probs_WJ * self.trust.full.factor, 1.0)
+        probs_WJ = self.frailty.full.applied(probs_WJ)
         return self.policy.choose(probs_WJ, view.num_beams, self.tokens, self.reach, self.ledger.rate)
+
+    def _price(self, view: LayerView) -> float:
+        """Layers that the draft's forward takes the time of."""
+        return self.ledger.rate * self.policy.draft_ms(view.num_parents)
 
     def _learn(self, view: LayerView, choice: Choice, probs_WJ: np.ndarray, asks: int, drafted: bool) -> None:
         """What asking has gained here, and what every plan would have gained without."""
-        rate, policy = self.ledger.rate, self.policy
-        price, asking_ms = rate * policy.draft_ms(view.num_parents), asks * policy.profile.ask_ms
-        gained = (max(choice.value, 0.0) - price if drafted else 0.0) - rate * asking_ms
+        price, asking_ms = self._price(view), asks * self.policy.profile.ask_ms
+        gained = (max(choice.value, 0.0) - price if drafted else 0.0) - self.ledger.rate * asking_ms
         self.habits.at(view.layer).learn(gained, choice.values_WJ - price, probs_WJ)
         self.ledger.add(0.0, asking_ms)

@@ -131,9 +131,7 @@ class _Frontier:
             prompt_length=request.prompt_T.shape[0] - request.num_padding,
             do_sample=request.config.do_sample,
             num_finished=num_finished,
-            blocks=history.blocks,
             recent_acceptance=history.acceptance,
-            recent_depth=history.depth,
             parent_scores_P=parents.scores_L,
             root_scores_L=live.scores_L,
         )

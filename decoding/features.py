@@ -38,9 +38,7 @@ CONTEXT_NAMES: tuple[str, ...] = (
     "log_position",
     "log_prompt_length",
     "num_finished",
-    "log_blocks",
     "recent_acceptance",
-    "recent_depth",
     "num_roots",
     "root_score_gap",
     "root_score_spread",
@@ -91,9 +89,7 @@ class FeatureInputs:
         prompt_length: tokens of the prompt.
         do_sample: beams are drawn, not searched for.
         num_finished: finished hypotheses.
-        blocks: blocks of this prompt so far.
         recent_acceptance: running share of drafted layers that were covered.
-        recent_depth: running number of layers covered per block.
         parent_scores_P: float32 (P,), the parents' accumulated scores, in the draft's order.
         root_scores_L: float32 (L,), the live beams' true scores at the block's start, best first.
     """
@@ -104,9 +100,7 @@ class FeatureInputs:
     prompt_length: int
     do_sample: bool
     num_finished: int
-    blocks: int
     recent_acceptance: float
-    recent_depth: float
     parent_scores_P: torch.Tensor
     root_scores_L: torch.Tensor
 
@@ -127,9 +121,7 @@ def context_features(inputs: FeatureInputs) -> torch.Tensor:
         math.log1p(inputs.position),
         math.log1p(inputs.prompt_length),
         inputs.num_finished / inputs.num_beams,
-        math.log1p(inputs.blocks),
         inputs.recent_acceptance,
-        inputs.recent_depth,
         float(roots.shape[0]),
     ]
     roots = roots.sort(descending=True).values

@@ -48,23 +48,18 @@ class History:
 
     Attributes:
         acceptance: running average of the share of drafted layers that were covered; 0.5 before any block.
-        depth: running average of the layers covered per block that drafted any.
         blocks: blocks so far.
         outcomes: of the last block's drafted layers that were reached, whether each was covered.
     """
 
     acceptance: float = 0.5
-    depth: float = 0.0
     blocks: int = 0
     outcomes: tuple[bool, ...] = ()
 
     def updated(self, drafted: int, outcomes: tuple[bool, ...], rate: float = 0.2) -> History:
         """The history after a block that drafted so many layers, with these outcomes."""
-        acceptance, depth, covered = self.acceptance, self.depth, sum(outcomes)
-        if drafted:
-            acceptance += rate * (covered / drafted - acceptance)
-            depth += rate * (covered - depth)
-        return History(acceptance, depth, self.blocks + 1, outcomes)
+        change = rate * (sum(outcomes) / drafted - self.acceptance) if drafted else 0.0
+        return History(self.acceptance + change, self.blocks + 1, outcomes)
 
 
 @dataclass

@@ -19,6 +19,9 @@ STEEP = dataclasses.replace(PROFILE, target_ms=(20.0, 22.0, 26.0, 34.0, 50.0, 82
 """Candidates that fail cost much more than an ask."""
 
 
+LIKELY = [[0.7, 0.75, 0.8]] * 2
+
+
 class Answers(FixedNet):
     """A network on the host whose answers take turns."""
 
@@ -60,19 +63,26 @@ def test_asks_become_ever_rarer() -> None:
             asked.append(block)
             habit.learn(-0.1, np.array([[-0.5, -0.2]]), np.array([[0.1, 0.2]]))
     assert asked == [0, 1, 4, 9, 18, 27, 36, 45, 54]
-    assert habit.best() is None
     habit.learn(1.0, np.array([[0.1, 0.2]]), np.array([[0.5, 0.6]]))  # and often again, once they are worth it
     assert not habit.rests()
 
 
-def test_the_best_plan_on_average() -> None:
+def test_the_mean_answer() -> None:
     habit = Habit()
     habit.learn(0.3, np.array([[0.4, 0.1], [0.0, 0.2]]), np.array([[0.9, 0.9], [0.1, 0.5]]))
     habit.learn(0.3, np.array([[-0.4, 0.1], [0.0, 0.3]]), np.array([[0.1, 0.9], [0.1, 0.7]]))
-    best = habit.best()
-    assert best is not None
-    assert best[0] == (1, 1)
-    assert best[1] == pytest.approx((0.8 * 0.5 + 0.7) / 1.8)
+    assert habit.mean_probs[1, 1] == pytest.approx((0.8 * 0.5 + 0.7) / 1.8)
+    assert habit.mean_probs.shape == (2, 2)
+
+
+def test_a_plan_that_no_longer_works_is_left_before_the_next_ask() -> None:
+    """Outcomes count at once: no block drafts in vain until the networks are asked again."""
+    policy, views = LearnedWidth(constant_predictor(LIKELY[0], LIKELY), STEEP, max_gamma=1), Views(2)
+    for _ in range(30):
+        assert plan(policy, views)
+    views.outcomes = (False,)
+    depths = [len(plan(policy, views)) for _ in range(30)]
+    assert sum(depths[-10:]) <= 3
 
 
 def test_a_prompt_starts_from_the_others() -> None:
@@ -83,7 +93,7 @@ def test_a_prompt_starts_from_the_others() -> None:
         first.at(2).learn(0.5, np.array([[0.5]]), np.array([[0.8]]))
     second = Habits(everyone).at(2)
     assert second.asked == pytest.approx(1.0)
-    assert second.best() == ((0, 0), pytest.approx(0.8))
+    assert second.mean_probs == pytest.approx(np.array([[0.8]]))
     assert Habits(everyone).at(1).asked == 0.0
 
 

@@ -54,6 +54,7 @@ class Views:
         self.num_beams = num_beams
         self.drafts = 0
         self.notes: dict[str, object] = {}
+        self.outcomes: tuple[bool, ...] = ()
 
     def view(self, layer: int, parents: int) -> LayerView:
         def draft() -> torch.Tensor:
@@ -61,7 +62,7 @@ class Views:
             return torch.zeros(len(FEATURE_NAMES))
 
         context = torch.zeros(len(CONTEXT_NAMES))
-        return LayerView(layer, self.num_beams, parents, lambda: context, draft, notes=self.notes)
+        return LayerView(layer, self.num_beams, parents, lambda: context, draft, 0, self.outcomes, self.notes)
 
 
 def plan(policy: LearnedWidth, views: Views) -> list[LayerPlan]:

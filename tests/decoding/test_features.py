@@ -35,9 +35,7 @@ def make_inputs(parents: int = 5, num_beams: int = 3, seed: int = 0, **changes: 
         "prompt_length": 50,
         "do_sample": True,
         "num_finished": 1,
-        "blocks": 4,
         "recent_acceptance": 0.4,
-        "recent_depth": 1.5,
         "parent_scores_P": torch.randn(parents, generator=generator) - 6.0,
         "root_scores_L": torch.randn(num_beams, generator=generator).sort(descending=True).values - 4.0,
     }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
+from beamwise.controller.frailty import Frailty, PromptFrailty
 from beamwise.controller.policy import LearnedWidth
-from beamwise.controller.trust import Promises, PromptTrust
 from beamwise.decoding.features import CONTEXT_NAMES, FEATURE_NAMES
 from beamwise.decoding.generate import SpeculativeBeams
 from beamwise.decoding.widths import LayerView
@@ -33,25 +34,62 @@ def block(
         layer += 1
 
 
-def test_promises_that_are_kept_change_nothing() -> None:
-    promises = Promises(doubt=2.0)
-    assert promises.factor == 1.0
-    for outcome in (1.0, 0.0, 1.0, 0.0):
-        promises.add(0.5, outcome)
-    assert promises.factor == pytest.approx(1.0)
-    for _ in range(4):
-        promises.add(0.9, 0.0)
-    assert promises.factor == pytest.approx(4.0 / 7.6)
+def test_outcomes_as_expected_change_little() -> None:
+    frailty = Frailty(spread=0.5)
+    probs = np.array([0.0, 0.2, 0.9])
+    assert frailty.applied(probs) == pytest.approx(probs, abs=1e-9)
+    for outcome in (1.0, 0.0) * 20:
+        frailty.update(0.5, outcome)
+    assert frailty.applied(np.array([0.5])) == pytest.approx([0.5], abs=0.03)
 
 
-def test_old_promises_fade() -> None:
-    trust = PromptTrust()
-    trust.planned = [0.9, 0.9, 0.9]
-    trust.begin([False])  # the others were not reached: they promised nothing
-    assert trust.full.factor == pytest.approx(2.0 / 2.9)
+def test_the_estimate_is_the_most_likely_one() -> None:
+    """Against the posterior's maximum on a grid: 60 layers of a prompt whose hazards are 0.4 of what is promised."""
+    generator = np.random.default_rng(0)
+    promised = generator.uniform(0.2, 0.95, 60)
+    outcomes = generator.random(60) < 1.0 - (1.0 - promised) ** 0.4
+    frailty = Frailty(spread=0.5)
+    for prob, outcome in zip(promised, outcomes, strict=True):
+        frailty.update(float(prob), float(outcome))
+    grid = np.linspace(-2.0, 1.0, 3001)
+    covered = 1.0 - (1.0 - promised) ** np.exp(grid)[:, None]
+    posterior = np.log(np.where(outcomes, covered, 1.0 - covered)).sum(1) - 0.5 * (grid / 0.5) ** 2
+    assert frailty.log == pytest.approx(grid[posterior.argmax()], abs=0.1)
+    assert -1.3 < frailty.log < -0.4
+
+
+def test_a_surprise_moves_it_further_and_the_first_ones_most() -> None:
+    moves = []
+    for prob in (0.1, 0.5, 0.9):
+        frailty = Frailty(spread=0.5)
+        frailty.update(prob, 0.0)
+        moves.append(-frailty.log)
+    assert moves[0] < moves[1] < moves[2]
+    before = frailty.log
+    frailty.update(0.9, 0.0)
+    assert 0.0 < before - frailty.log < moves[2]
+
+
+@pytest.mark.parametrize("prob", [0.0, 1.0])
+def test_certainty_leaves_it_finite(prob: float) -> None:
+    frailty = Frailty(spread=0.9)
+    for outcome in (1.0, 0.0) * 50:
+        frailty.update(prob, outcome)
+        assert abs(frailty.log) <= 3.0
+        assert 0.0 <= float(frailty.applied(np.array(prob))) <= 1.0
+
+
+def test_layers_that_were_not_reached_say_nothing_and_old_ones_less() -> None:
+    frailty = PromptFrailty()
+    frailty.planned = [0.9, 0.9, 0.9]
+    frailty.begin([False])
+    once = Frailty(spread=frailty.full.spread)
+    once.update(0.9, 0.0)
+    assert frailty.full == once
     for _ in range(500):
-        trust.begin([])
-    assert trust.full.factor == pytest.approx(1.0, abs=1e-3)
+        frailty.begin([])
+    assert frailty.full.log == once.log
+    assert frailty.full.information < 1e-3
 
 
 def test_broken_promises_end_drafting_in_that_prompt_alone() -> None:
