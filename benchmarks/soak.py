@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--warm-up", type=float, default=0.25, help="share of the time that is left out of the fit")
     parser.add_argument("--bound", type=float, default=20.0, help="MB per hour")
-    parser.add_argument("--prompts", default=str(ASSETS / "demo_train_prompts.jsonl"))
+    parser.add_argument("--prompts", default=str(ASSETS / "chat_prompts.jsonl"))
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--draft", default="default")
     parser.add_argument("--seed", type=int, default=0)

@@ -70,7 +70,7 @@ def test_commands(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (example,) = blocks("json")
-    more = (ASSETS / "demo_train_prompts.jsonl").read_text().splitlines() if "collect" in block[0] else []
+    more = (ASSETS / "chat_prompts.jsonl").read_text().splitlines() if "collect" in block[0] else []
     (tmp_path / "prompts.jsonl").write_text("\n".join([example, *more[:11]]))
     for command in block:
         run(command)

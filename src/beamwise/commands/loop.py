@@ -67,7 +67,7 @@ def _collect(models: Models, traces: Path, target: str, drafter: Any, num_beams:
     from beamwise.decoding.trace import TraceWriter
 
     options = CollectOptions(
-        prompts=str(ASSETS / "demo_train_prompts.jsonl"),
+        prompts=str(ASSETS / "chat_prompts.jsonl"),
         out=str(traces),
         run="demo",
         num_beams=[num_beams],
