@@ -43,6 +43,10 @@ class Frailty:
         adjusted: np.ndarray = -np.expm1(np.log1p(-np.minimum(probs, 1.0 - _SURE)) * math.exp(self.log))
         return adjusted
 
+    def applied_to(self, prob: float) -> float:
+        """The same of one probability, for which numpy would be slow."""
+        return -math.expm1(math.log1p(-min(prob, 1.0 - _SURE)) * math.exp(self.log))
+
     def update(self, prob: float, outcome: float) -> None:
         """Learn from a layer.
 
@@ -50,7 +54,7 @@ class Frailty:
             prob: success probability that the network gave, frailty apart.
             outcome: 1 where the layer was covered, 0 where it was not; a probability where that is what is known.
         """
-        expected = float(np.clip(self.applied(np.array(prob)), _SURE, 1.0 - _SURE))
+        expected = min(max(self.applied_to(prob), _SURE), 1.0 - _SURE)
         slope = -(1.0 - expected) * math.log1p(-expected)  # of the probability, by the logarithm of the frailty
         score = slope / (expected * (1.0 - expected))
         self.information += slope * score

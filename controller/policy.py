@@ -103,6 +103,8 @@ class LearnedWidth:
         self.max_gamma = max_gamma
         self.max_beams = min(max_beams or predictor.config.max_width, predictor.config.max_width)
         self._ledgers: dict[int, Ledger] = {}
+        self._known_costs: dict[int, np.ndarray] = {}
+        self._known_worths: dict[int, np.ndarray] = {}
         self._copies = {next(predictor.parameters()).device: self.predictor}
         self._host_nets = {"prior": predictor.prior.on_host(), "full": predictor.full.on_host()}
         self._target_ms = [profile.target(tokens) for tokens in range(max_gamma * edges[-1] + 2 * 64)]
@@ -144,12 +146,24 @@ class LearnedWidth:
             reach: probability that the layer is reached.
             rate: layers per millisecond.
         """
-        before = self.target_ms(tokens)
-        costs = [self.target_ms(tokens + draft_width) - before for draft_width in self.draft_widths]
-        worths = [[reach * self._worth(width, num_beams)] for width in self.widths(num_beams)]
-        values = probs_WJ * np.array(worths) - rate * np.array(costs)
-        cell = divmod(int(values.argmax()), len(costs))
+        values = probs_WJ * (reach * self._worths(num_beams)) - rate * self._costs(tokens)
+        cell = divmod(int(values.argmax()), values.shape[1])
         return Choice(cell, float(values[cell]), values)
+
+    def _costs(self, tokens: int) -> np.ndarray:
+        """Milliseconds that each draft width adds to a target forward of so many tokens, float (J,); kept."""
+        if tokens not in self._known_costs:
+            before = self.target_ms(tokens)
+            costs = [self.target_ms(tokens + draft_width) - before for draft_width in self.draft_widths]
+            self._known_costs[tokens] = np.array(costs)
+        return self._known_costs[tokens]
+
+    def _worths(self, num_beams: int) -> np.ndarray:
+        """What a layer of each width is worth, float (W, 1); kept."""
+        if num_beams not in self._known_worths:
+            worths = [[self._worth(width, num_beams)] for width in self.widths(num_beams)]
+            self._known_worths[num_beams] = np.array(worths)
+        return self._known_worths[num_beams]
 
     def _worth(self, width: int, num_beams: int) -> float:
         """Layers of ``num_beams`` beams that a layer of ``width`` beams is worth."""
@@ -254,7 +268,7 @@ class _LearnedPlanner:
         policy, before = self.policy, self.policy.target_ms(self.tokens)
         width, draft_width = policy.widths(view.num_beams)[cell[0]], policy.draft_widths[cell[1]]
         self.frailty.planned.append(promised)
-        self.reach *= float(self.frailty.full.applied(np.array(promised)))
+        self.reach *= self.frailty.full.applied_to(promised)
         self.tokens += draft_width
         self.ledger.add(self.reach, policy.draft_ms(view.num_parents) + policy.target_ms(self.tokens) - before)
         return LayerPlan(width, draft_width)

@@ -76,7 +76,8 @@ def test_certainty_leaves_it_finite(prob: float) -> None:
     for outcome in (1.0, 0.0) * 50:
         frailty.update(prob, outcome)
         assert abs(frailty.log) <= 3.0
-        assert 0.0 <= float(frailty.applied(np.array(prob))) <= 1.0
+        assert 0.0 <= frailty.applied_to(prob) <= 1.0
+        assert frailty.applied(np.array([prob])) == pytest.approx([frailty.applied_to(prob)])
 
 
 def test_layers_that_were_not_reached_say_nothing_and_old_ones_less() -> None:
