@@ -62,25 +62,46 @@ class Frailty:
         self.log = min(max(self.log, -_MOST), _MOST)
 
 
+_PATIENCE = 4
+"""Blocks without the draft after which it is looked at, and half of those after the next look."""
+
+
 @dataclass
 class PromptFrailty:
     """Those of both networks in one prompt.
+
+    Where the draft never runs, nothing could tell that it has become worth it. So it is looked at though the prior sees
+    no hope: in the first block, and after ever more blocks without it, as long as looks disappoint.
 
     Attributes:
         full: of the network that has seen the draft; verification finds its outcomes.
         prior: of the one that has not, beside the other: it learns from the other's probability, which is known as soon
             as the draft has run and is less noisy than an outcome.
         planned: probabilities that were given for the layers of the block at hand.
+        waited: blocks since the last look, or since a layer was drafted.
+        patience: blocks until the next look.
     """
 
     full: Frailty = field(default_factory=lambda: Frailty(spread=0.5))
     prior: Frailty = field(default_factory=lambda: Frailty(spread=0.9))
     planned: list[float] = field(default_factory=list)
+    waited: int = 0
+    patience: int = 0
+
+    def look(self) -> bool:
+        """Whether it is time for a look; it counts as taken."""
+        if self.waited < self.patience:
+            return False
+        self.waited, self.patience = 0, 2 * self.patience or _PATIENCE
+        return True
 
     def begin(self, outcomes: Sequence[bool]) -> None:
         """A block begins; ``outcomes`` are those of the last one's layers, as far as they were reached."""
         for frailty in (self.full, self.prior):
             frailty.information *= _MEMORY
+        self.waited += 1
+        if self.planned:
+            self.waited, self.patience = 0, _PATIENCE
         for prob, outcome in zip(self.planned, outcomes, strict=False):
             self.full.update(prob, float(outcome))
         self.planned = []

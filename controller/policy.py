@@ -214,7 +214,7 @@ class _LearnedPlanner:
         prior_WJ = policy.probs(view.context_features, view.num_beams, "prior")
         expected_WJ = frailty.applied(prior_WJ)
         hope = self._choose(view, expected_WJ)
-        if frailty.information and hope.value <= self._price(view):  # it has been judged: it could not learn otherwise
+        if hope.value <= self._price(view) and not (view.layer == 0 and self.frailty.look()):
             self._learn(view, hope, expected_WJ, asks=1, drafted=False)
             return None
         full_WJ = policy.probs(view.features, view.num_beams, "full")

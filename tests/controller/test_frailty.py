@@ -12,7 +12,7 @@ from beamwise.decoding.features import CONTEXT_NAMES, FEATURE_NAMES
 from beamwise.decoding.generate import SpeculativeBeams
 from beamwise.decoding.widths import LayerView
 from tests.conftest import make_tiny_llama
-from tests.controller.test_policy import PROFILE, SURE, constant_predictor
+from tests.controller.test_policy import PROFILE, STEEP, SURE, constant_predictor
 
 
 def block(
@@ -101,6 +101,32 @@ def test_broken_promises_end_drafting_in_that_prompt_alone() -> None:
     assert depths[0] == 3
     assert depths[-1] < 3
     assert [block(policy, good, (True,) * 3)[0] for _ in range(40)][-1] == 3
+
+
+def test_a_prompt_that_becomes_easy_is_noticed() -> None:
+    """Its first layers fail, so the prior sees no hope any more; looks at the draft find that it is worth it again."""
+    policy = LearnedWidth(constant_predictor([0.5] * 3, [[0.6] * 3] * 2), STEEP, max_gamma=1)
+    notes: dict[str, object] = {}
+    hard = [block(policy, notes, (False,))[0] for _ in range(40)]
+    assert hard[0] == 1
+    assert sum(hard[-10:]) <= 4
+    easy = [block(policy, notes, (True,))[0] for _ in range(100)]
+    assert sum(easy[-20:]) >= 18
+
+
+def test_looks_become_rarer_until_something_is_drafted() -> None:
+    frailty, looks = PromptFrailty(), []
+    for number in range(70):
+        frailty.begin([])
+        if frailty.look():
+            looks.append(number)
+    assert looks == [0, 4, 12, 28, 60]
+    frailty.planned = [0.5]
+    frailty.begin([True])
+    assert not frailty.look()
+    for _ in range(4):
+        frailty.begin([])
+    assert frailty.look()
 
 
 def test_the_prior_learns_from_the_full_network() -> None:

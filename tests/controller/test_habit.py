@@ -12,11 +12,9 @@ from beamwise.controller.habit import Habit, Habits
 from beamwise.controller.latency import LatencyProfile
 from beamwise.controller.policy import LearnedWidth
 from beamwise.decoding.widths import AskingPlanner
-from tests.controller.test_policy import HOPELESS, PROFILE, SURE, FixedNet, Views, constant_predictor, plan
+from tests.controller.test_policy import HOPELESS, PROFILE, STEEP, SURE, FixedNet, Views, constant_predictor, plan
 
 ASKED = dataclasses.replace(PROFILE, ask_ms=0.5)
-STEEP = dataclasses.replace(PROFILE, target_ms=(20.0, 22.0, 26.0, 34.0, 50.0, 82.0), ask_ms=0.2)
-"""Candidates that fail cost much more than an ask."""
 
 
 LIKELY = [[0.7, 0.75, 0.8]] * 2

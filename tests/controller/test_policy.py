@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -19,6 +20,8 @@ from beamwise.decoding.widths import AskingPlanner, LayerPlan, LayerView
 
 EDGES = (2, 4, 8)
 PROFILE = LatencyProfile((1, 2, 4, 8, 16, 32), (20.0, 20.5, 21.0, 23.0, 27.0, 35.0), (2.0,) * 6)
+STEEP = dataclasses.replace(PROFILE, target_ms=(20.0, 22.0, 26.0, 34.0, 50.0, 82.0), ask_ms=0.2)
+"""Candidates that fail cost much more than an ask."""
 DEAR_TARGET = LatencyProfile((1, 32), (50.0, 50.5), (0.1, 0.1))
 DEAR_DRAFT = LatencyProfile((1, 32), (20.0, 35.0), (60.0, 60.0))
 
@@ -117,7 +120,9 @@ def test_drafts_wide_where_only_width_succeeds() -> None:
 def test_saves_the_draft_where_it_cannot_pay() -> None:
     views = Views(2)
     assert settle(LearnedWidth(constant_predictor(HOPELESS[0], HOPELESS), PROFILE), views) == []
-    assert views.drafts == 1  # once, to see whether the prior is right about this prompt
+    assert (
+        1 <= views.drafts <= 8
+    )  # of 200 blocks: in the first block, and ever more rarely, to see whether the prior is right
     views = Views(2)
     assert settle(LearnedWidth(constant_predictor(SURE[0], SURE), DEAR_DRAFT), views) == []
     assert views.drafts == 0
