@@ -120,9 +120,7 @@ def test_drafts_wide_where_only_width_succeeds() -> None:
 def test_saves_the_draft_where_it_cannot_pay() -> None:
     views = Views(2)
     assert settle(LearnedWidth(constant_predictor(HOPELESS[0], HOPELESS), PROFILE), views) == []
-    assert (
-        1 <= views.drafts <= 8
-    )  # of 200 blocks: in the first block, and ever more rarely, to see whether the prior is right
+    assert 1 <= views.drafts <= 8  # of 200 blocks: in the first, then ever more rarely, lest the prior is wrong here
     views = Views(2)
     assert settle(LearnedWidth(constant_predictor(SURE[0], SURE), DEAR_DRAFT), views) == []
     assert views.drafts == 0
