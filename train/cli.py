@@ -81,6 +81,10 @@ class ControllerCLI(LightningCLI):
             if getattr(logger, "class_path", "").endswith("RunLogger") and logger.init_args.save_dir == ".":
                 logger.init_args.save_dir = training
 
+    def before_fit(self) -> None:
+        """Look through the traces first: where they are refused, no wandb run has begun that nobody would finish."""
+        cast(TraceData, self.datamodule).source  # noqa: B018 - opened on first use
+
     def after_fit(self) -> None:
         """Calibrate the best checkpoint, compare it with the baselines, save and log the controller."""
         if self.trainer.is_global_zero:

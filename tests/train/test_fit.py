@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import wandb
 import yaml
 
 from beamwise.controller.checkpoint import Controller
-from beamwise.decoding.errors import ConfigError
+from beamwise.decoding.errors import ConfigError, InputError
 from beamwise.train.baselines import observed_cells
 from beamwise.train.cli import train_main
 from beamwise.train.module import ControllerModule
@@ -84,6 +85,16 @@ def test_wandb_has_it_all(trained: Path) -> None:
     artifacts += [r.request.log_artifact.artifact for r in records if r.request.HasField("log_artifact")]
     (artifact,) = [item for item in artifacts if item.type == "model"]
     assert {entry.path for entry in artifact.manifest.contents} == {"config.json", "model.safetensors", "report.md"}
+
+
+def test_refused_traces_leave_no_run_behind(tmp_path: Path) -> None:
+    """The next run of this process would be written into it."""
+    SyntheticWorld(seed=1).write(tmp_path / "few", prompts=1)
+    arguments = ["fit", "--config", str(ROOT / "configs" / "train.yaml"), "--data.traces", str(tmp_path / "few")]
+    with pytest.raises(InputError, match="no layers for the"):
+        train_main([*arguments, "--out", str(tmp_path / "out"), "--trainer.accelerator", "cpu"])
+    assert wandb.run is None
+    assert not list(tmp_path.rglob("*.wandb"))
 
 
 def test_resumes_from_a_checkpoint(trained: Path, traces: Path, tmp_path: Path) -> None:
